@@ -1,0 +1,1 @@
+"""The wire between processes: generated from laneproto/v1/*.proto by scripts/gen-proto."""

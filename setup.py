@@ -1,0 +1,27 @@
+"""Builds the two native libraries; everything else about the package stands in pyproject.toml.
+
+They are plain shared objects with a C ABI, loaded with ctypes. Without a C++ compiler the installation still
+succeeds (`optional`), and loading says what to install.
+"""
+
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-Wall"]
+
+
+def native(package: str, name: str) -> Extension:
+    folder = Path(package.replace(".", "/"))
+    return Extension(
+        f"{package}.{name}",
+        sources=sorted(str(p) for p in folder.glob("*.cpp")),
+        depends=sorted(str(p) for p in folder.glob("*.h")),
+        extra_compile_args=FLAGS,
+        extra_link_args=["-pthread"],
+        language="c++",
+        optional=True,
+    )
+
+
+setup(ext_modules=[native("lanes.native", "libexperts"), native("shared_experts.native", "libquantise")])

@@ -1,0 +1,83 @@
+"""The errors of this package, drawn:
+
+    SharedExpertsError            code               retryable
+    ├── CheckpointError           bad_checkpoint     no    a source checkpoint is refused
+    ├── PackError                 bad_pack           no    a pack is refused
+    ├── OutputExists              output_exists      no    the target of a conversion is already there
+    └── RegionError               region             no    the shared region cannot be made or attached
+        ├── RegionBusy            region_busy        yes   another owner serves this run directory
+        ├── RegionUnavailable     region_unavailable yes   no owner answers, or the region is not ready in time
+        ├── RegionMismatch        region_mismatch    no    wrong fingerprint, layout, size, generation or seals
+        └── HandoffError          bad_handoff        no    the peer sent something that is not a descriptor message
+
+Every message names the file and, where there is one, the tensor or section, then the reason.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+
+
+class SharedExpertsError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    code = "shared_experts"
+    retryable = False
+
+
+class CheckpointError(SharedExpertsError):
+    """A source checkpoint is refused: names the file, the tensor if any, and the reason."""
+
+    code = "bad_checkpoint"
+
+    def __init__(self, file: str | PathLike[str], reason: str, *, tensor: str | None = None) -> None:
+        self.file, self.tensor, self.reason = str(file), tensor, reason
+        super().__init__(f"{file}: {reason}" if tensor is None else f"{file}: tensor {tensor!r}: {reason}")
+
+
+class PackError(SharedExpertsError):
+    """A pack is refused: names the file, the section or tensor if any, and the reason."""
+
+    code = "bad_pack"
+
+    def __init__(self, file: str | PathLike[str], reason: str, *, section: str | None = None) -> None:
+        self.file, self.section, self.reason = str(file), section, reason
+        super().__init__(f"{file}: {reason}" if section is None else f"{file}: section {section!r}: {reason}")
+
+
+class OutputExists(SharedExpertsError):
+    """The target of a conversion is already there; packs are never overwritten."""
+
+    code = "output_exists"
+
+
+class RegionError(SharedExpertsError):
+    """The shared region cannot be made or attached."""
+
+    code = "region"
+
+
+class RegionBusy(RegionError):
+    """Another live owner holds this run directory."""
+
+    code = "region_busy"
+    retryable = True
+
+
+class RegionUnavailable(RegionError):
+    """No owner answers, or the region was not ready in time."""
+
+    code = "region_unavailable"
+    retryable = True
+
+
+class RegionMismatch(RegionError):
+    """The region is not the one that was asked for, or its seals are not what the contract says."""
+
+    code = "region_mismatch"
+
+
+class HandoffError(RegionError):
+    """The peer sent something that is not a well-formed descriptor message."""
+
+    code = "bad_handoff"
