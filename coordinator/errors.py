@@ -1,0 +1,288 @@
+"""The errors of the coordinator, drawn, with what each door answers:
+
+    CoordinatorError                 code                      retryable  HTTP  gRPC
+    ├── RequestError                                                            the client's mistake; names the field
+    │   ├── BadRequest               invalid_request           no         400   INVALID_ARGUMENT
+    │   ├── Unsupported              unsupported               no         400   INVALID_ARGUMENT
+    │   ├── OutOfRange               out_of_range              no         400   INVALID_ARGUMENT
+    │   ├── EmptyPrompt              empty_prompt              no         400   INVALID_ARGUMENT
+    │   ├── TokenOutOfRange          token_out_of_range        no         400   INVALID_ARGUMENT
+    │   ├── ContextLengthExceeded    context_length_exceeded   no         400   INVALID_ARGUMENT
+    │   ├── TokenizerMissing         tokenizer_missing         no         400   FAILED_PRECONDITION
+    │   ├── ModelNotFound            model_not_found           no         404   NOT_FOUND
+    │   ├── RouteNotFound            not_found                 no         404   UNIMPLEMENTED
+    │   ├── MethodNotAllowed         method_not_allowed        no         405   UNIMPLEMENTED
+    │   ├── BodyTimeout              body_timeout              no         408   DEADLINE_EXCEEDED
+    │   ├── BodyTooLarge             body_too_large            no         413   INVALID_ARGUMENT
+    │   └── MediaType                unsupported_media_type    no         415   INVALID_ARGUMENT
+    ├── Refused                                                                 not now; nothing was computed
+    │   ├── QueueFull                queue_full                yes        429   RESOURCE_EXHAUSTED
+    │   ├── NoLane                   no_lane                   yes        503   UNAVAILABLE
+    │   └── Closing                  closing                   yes        503   UNAVAILABLE
+    ├── LaneError                                                               a lane did not do its part
+    │   ├── LaneBusy                 lane_busy                 yes        503   UNAVAILABLE
+    │   ├── LaneLost                 lane_lost                 yes        503   UNAVAILABLE
+    │   ├── LaneTimeout              lane_timeout              yes        504   DEADLINE_EXCEEDED
+    │   ├── LaneRejected             lane_rejected             no         500   INTERNAL
+    │   └── LaneFailed               lane_failed               no         500   INTERNAL
+    ├── Gone                                                                    the client left or stopped reading
+    │   ├── Cancelled                cancelled                 no         499   CANCELLED
+    │   └── SlowReader               slow_reader               no         499   ABORTED
+    ├── SetupError                                                              the coordinator cannot start
+    │   ├── BadAddress               bad_address               no         500   INTERNAL
+    │   ├── BadTokenizer             bad_tokenizer             no         500   INTERNAL
+    │   └── RunDirError              run_dir                   no         500   INTERNAL
+    │       └── RunDirBusy           run_dir_busy              yes        500   INTERNAL
+    └── InternalError                internal                  no         500   INTERNAL
+
+The classes carry the table; a test compares them with the drawing. Messages are for the client: no path, no address.
+(The message of a `SetupError` is for the operator and names both.) gRPC codes are names: pure code
+may import this file.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CoordinatorError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    code: ClassVar[str] = "coordinator"
+    retryable: ClassVar[bool] = False
+    http: ClassVar[int] = 500
+    grpc: ClassVar[str] = "INTERNAL"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class RequestError(CoordinatorError):
+    """The client's mistake; `param` names the field."""
+
+    code = "request"
+    http = 400
+    grpc = "INVALID_ARGUMENT"
+
+
+class BadRequest(RequestError):
+    """Malformed: not JSON, a missing field, a wrong type."""
+
+    code = "invalid_request"
+
+
+class Unsupported(RequestError):
+    """A field that would change the meaning of the answer and is not supported."""
+
+    code = "unsupported"
+
+
+class OutOfRange(RequestError):
+    """A number or a length outside its limits."""
+
+    code = "out_of_range"
+
+
+class EmptyPrompt(RequestError):
+    """A prompt of no tokens."""
+
+    code = "empty_prompt"
+
+
+class TokenOutOfRange(RequestError):
+    """A token id that the model does not have."""
+
+    code = "token_out_of_range"
+
+
+class ContextLengthExceeded(RequestError):
+    """The prompt leaves no room for an answer."""
+
+    code = "context_length_exceeded"
+
+
+class TokenizerMissing(RequestError):
+    """Text was sent to a model packed without a tokenizer."""
+
+    code = "tokenizer_missing"
+    grpc = "FAILED_PRECONDITION"
+
+
+class ModelNotFound(RequestError):
+    """Another model than the one served."""
+
+    code = "model_not_found"
+    http = 404
+    grpc = "NOT_FOUND"
+
+
+class RouteNotFound(RequestError):
+    """No such path."""
+
+    code = "not_found"
+    http = 404
+    grpc = "UNIMPLEMENTED"
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, the method does not."""
+
+    code = "method_not_allowed"
+    http = 405
+    grpc = "UNIMPLEMENTED"
+
+
+class BodyTimeout(RequestError):
+    """The body did not arrive in time."""
+
+    code = "body_timeout"
+    http = 408
+    grpc = "DEADLINE_EXCEEDED"
+
+
+class BodyTooLarge(RequestError):
+    """The body is over its limit."""
+
+    code = "body_too_large"
+    http = 413
+
+
+class MediaType(RequestError):
+    """The body is not plain JSON."""
+
+    code = "unsupported_media_type"
+    http = 415
+
+
+class Refused(CoordinatorError):
+    """Not now: nothing was computed, try again."""
+
+    code = "refused"
+    retryable = True
+    http = 503
+    grpc = "UNAVAILABLE"
+
+
+class QueueFull(Refused):
+    """The queue is at its bound."""
+
+    code = "queue_full"
+    http = 429
+    grpc = "RESOURCE_EXHAUSTED"
+
+
+class NoLane(Refused):
+    """No lane serves, and none is on its way back."""
+
+    code = "no_lane"
+
+
+class Closing(Refused):
+    """The coordinator is shutting down."""
+
+    code = "closing"
+
+
+class LaneError(CoordinatorError):
+    """A lane did not do its part."""
+
+    code = "lane"
+
+
+class LaneBusy(LaneError):
+    """The lane takes no new generation now."""
+
+    code = "lane_busy"
+    retryable = True
+    http = 503
+    grpc = "UNAVAILABLE"
+
+
+class LaneLost(LaneError):
+    """The lane, or the connection to it, went away."""
+
+    code = "lane_lost"
+    retryable = True
+    http = 503
+    grpc = "UNAVAILABLE"
+
+
+class LaneTimeout(LaneError):
+    """The lane did not answer in time."""
+
+    code = "lane_timeout"
+    retryable = True
+    http = 504
+    grpc = "DEADLINE_EXCEEDED"
+
+
+class LaneRejected(LaneError):
+    """The lane found the request wrong, though the coordinator had checked it."""
+
+    code = "lane_rejected"
+
+
+class LaneFailed(LaneError):
+    """The lane began and reported an error."""
+
+    code = "lane_failed"
+
+
+class Gone(CoordinatorError):
+    """The client left or stopped reading; nobody reads this answer."""
+
+    code = "gone"
+    http = 499
+    grpc = "CANCELLED"
+
+
+class Cancelled(Gone):
+    """The client cancelled."""
+
+    code = "cancelled"
+
+
+class SlowReader(Gone):
+    """The client stopped reading while its answer was being made."""
+
+    code = "slow_reader"
+    grpc = "ABORTED"
+
+
+class SetupError(CoordinatorError):
+    """The coordinator cannot start; the message is for the operator."""
+
+    code = "setup"
+
+
+class BadAddress(SetupError):
+    """An address to listen on that cannot be parsed, is taken or is not local."""
+
+    code = "bad_address"
+
+
+class BadTokenizer(SetupError):
+    """The pack's tokenizer cannot be used."""
+
+    code = "bad_tokenizer"
+
+
+class RunDirError(SetupError):
+    """The run directory cannot be used, or there is none."""
+
+    code = "run_dir"
+
+
+class RunDirBusy(RunDirError):
+    """Another live supervisor holds the run directory."""
+
+    code = "run_dir_busy"
+    retryable = True
+
+
+class InternalError(CoordinatorError):
+    """A bug; the message says nothing, the log does."""
+
+    code = "internal"

@@ -1,0 +1,104 @@
+"""What the coordinator knows of a lane, and the seam between those who keep lanes and those who use them.
+
+The fleet side implements `Roster`; the request side (doors, dispatch) only reads it. Everything here runs on one event
+loop: `lanes()` is a snapshot, callbacks are plain functions called on that loop after the change.
+
+Invariant: a lane is "ready" in a view only after its Hello was answered, so `model` and `incarnation` are then known.
+A process that dies and returns has another incarnation. Whether a ready lane is busy is dispatch's knowledge, not the
+view's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from laneproto.v1 import lane_pb2
+
+if TYPE_CHECKING:
+    from coordinator.lane_client import LaneClient
+
+LaneState = Literal["starting", "ready", "draining", "restarting", "quarantined"]
+
+# A lane in one of these states serves now or may serve later without anybody's help: requests may wait for it.
+HOPEFUL_STATES: frozenset[str] = frozenset({"starting", "ready", "restarting"})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """What a lane serves, as its Hello said."""
+
+    name: str
+    architecture: str
+    fingerprint: bytes
+    vocab_size: int
+    context_tokens: int
+    eos_ids: tuple[int, ...]
+    expert_format: str
+    region_bytes: int
+    max_output_tokens: int
+
+    @classmethod
+    def of(cls, info: lane_pb2.ModelInfo) -> ModelView:
+        """From the wire."""
+        return cls(
+            name=info.name,
+            architecture=info.architecture,
+            fingerprint=info.fingerprint,
+            vocab_size=info.vocab_size,
+            context_tokens=info.context_tokens,
+            eos_ids=tuple(info.eos_ids),
+            expert_format=info.expert_format,
+            region_bytes=info.region_bytes,
+            max_output_tokens=info.max_output_tokens,
+        )
+
+    def to_wire(self) -> lane_pb2.ModelInfo:
+        """For the wire."""
+        return lane_pb2.ModelInfo(
+            name=self.name,
+            architecture=self.architecture,
+            fingerprint=self.fingerprint,
+            vocab_size=self.vocab_size,
+            context_tokens=self.context_tokens,
+            eos_ids=self.eos_ids,
+            expert_format=self.expert_format,
+            region_bytes=self.region_bytes,
+            max_output_tokens=self.max_output_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LaneView:
+    """One lane at one moment."""
+
+    name: str  # "lane-0"
+    address: str  # gRPC target: "unix:/..." or "host:port"
+    state: LaneState
+    incarnation: bytes = b""
+    model: ModelView | None = None
+    restarts: int = 0
+    pid: int = 0
+    device: str = ""
+    counters: lane_pb2.Counters = field(default_factory=lane_pb2.Counters)  # of its process; never changed in place
+
+
+class Roster(Protocol):
+    """The lanes that there are. The fleet side implements it."""
+
+    def lanes(self) -> Sequence[LaneView]:
+        """All lanes, in a stable order."""
+        ...
+
+    def client(self, name: str) -> LaneClient:
+        """The client of a lane in `lanes()`; the roster owns and closes it. KeyError for a name that is not there."""
+        ...
+
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """`callback()` after every change of `lanes()`; the returned function ends the subscription."""
+        ...
+
+    def report_suspect(self, name: str) -> None:
+        """The lane did not keep a promise (a cancel unconfirmed, a stream lost): look at it."""
+        ...

@@ -1,0 +1,62 @@
+"""Every bound of the coordinator in one table. Values only: no code, no defaults elsewhere.
+
+Each request limit is inclusive: the value is accepted, one more is refused (tested at limit and limit + 1).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+
+# --- A request, whatever its door -------------------------------------------------------------------------------------
+BODY_BYTES: Final = 8 * MIB
+JSON_DEPTH: Final = 32
+MESSAGES: Final = 4096
+STOPS: Final = 16
+STOP_BYTES: Final = 256  # of one stop string, in UTF-8
+STOP_IDS: Final = 64
+TOP_LOGPROBS: Final = 20
+TEMPERATURE_MAX: Final = 2.0
+TOP_K_MAX: Final = 1_000_000
+MAX_TOKENS_MAX: Final = (1 << 31) - 1  # anything up to it is cut to what the context leaves
+SESSION_CHARS: Final = 256
+CLIENT_REQUEST_ID_CHARS: Final = 128
+MODEL_NAME_CHARS: Final = 256
+
+DEFAULT_MAX_TOKENS: Final = 4096  # or what the context leaves, if that is less
+DEFAULT_MAX_TOKENS_COMPLETIONS: Final = 16  # the default of the OpenAI completions endpoint
+
+# --- Queue and placement ----------------------------------------------------------------------------------------------
+QUEUE_REQUESTS: Final = 256
+LANE_CAPACITY: Final = 1  # running generations per lane
+AFFINITY_SESSIONS: Final = 65_536
+UNSTARTED_TRIES: Final = 3  # lanes that may be lost under a request that has not begun, before it fails
+BUFFERED_TOKENS: Final = 1024  # chosen by the lane and not yet taken by the door: more means a reader that has stopped
+
+# --- Time -------------------------------------------------------------------------------------------------------------
+CANCEL_CONFIRM_S: Final = 5.0  # a lane that has not confirmed a cancel by then is suspect
+CANCEL_RETRY_S: Final = 0.02  # a cancel can overtake its own Generate on the wire: asked again until found
+BUSY_PAUSE_S: Final = 0.05  # before a lane that said "busy" is asked again; doubles up to the next line
+BUSY_PAUSE_MAX_S: Final = 1.0
+LOST_PROBE_S: Final = 0.25  # how often a lane whose stream broke is asked whether it still lives
+CALL_TIMEOUT_S: Final = 5.0  # Hello, Cancel, Drain
+KEEPALIVE_COMMENT_S: Final = 10.0  # SSE comment while nothing else is sent
+BODY_READ_S: Final = 30.0
+IDLE_CONNECTION_S: Final = 75.0
+WRITE_STALL_S: Final = 30.0  # a client that takes nothing for that long is cut off
+RETRY_AFTER_S: Final = 1  # what a refused client is told to wait
+DOOR_CLOSE_S: Final = 5.0  # running requests get that long when the doors close
+
+# --- Text -------------------------------------------------------------------------------------------------------------
+INLINE_ENCODE_CHARS: Final = 4096  # longer texts are encoded in a worker thread
+INLINE_PARSE_BYTES: Final = 64 * KIB  # larger bodies are parsed in a worker thread
+TEXT_THREADS: Final = 2
+TOKENIZER_FILE_BYTES: Final = 256 * MIB
+
+# --- gRPC -------------------------------------------------------------------------------------------------------------
+GRPC_MESSAGE_BYTES: Final = 8 * MIB
+GRPC_METADATA_BYTES: Final = 8 * KIB
+GRPC_STREAMS_PER_CONNECTION: Final = 128
+GRPC_CALLS: Final = 512
