@@ -72,9 +72,17 @@ class RegionUnavailable(RegionError):
 
 
 class RegionMismatch(RegionError):
-    """The region is not the one that was asked for, or its seals are not what the contract says."""
+    """The region is not the one that was asked for, or its seals are not what the contract says.
+
+    `check` names the one that failed: seals, access_mode, ready, magic, crc, layout_version, reserved, fingerprint,
+    shape, size, generation or digest.
+    """
 
     code = "region_mismatch"
+
+    def __init__(self, reason: str, *, check: str) -> None:
+        self.check = check
+        super().__init__(reason)
 
 
 class HandoffError(RegionError):

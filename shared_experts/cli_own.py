@@ -1,0 +1,84 @@
+"""`python -m shared_experts own`: the region owner as a process.
+
+Logs go to stderr, one event per line; `owner_ready` says that lanes can attach. Exit code 0 after SIGTERM or SIGINT,
+whatever state it was in; typed errors are the dispatcher's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import click
+import structlog
+
+from shared_experts.errors import SharedExpertsError
+from shared_experts.owner import Owner, OwnerConfig
+from shared_experts.pack import Pack
+from shared_experts.region import RegionShape
+
+_PR_SET_PDEATHSIG = 1
+_DEFAULT_THREADS_MAX = 16  # beyond this a fill is bound by page clearing, not by threads
+
+
+@click.command()
+@click.option("--pack", "pack_dir", required=True, type=click.Path(path_type=Path), help="The pack's directory.")
+@click.option(
+    "--run-dir", required=True, type=click.Path(path_type=Path), help="Lock and sockets; made with mode 0700."
+)
+@click.option(
+    "--socket", "socket_path", type=click.Path(path_type=Path), help="Default: owner.sock in the run directory."
+)
+@click.option("--threads", type=click.IntRange(1, 256), help="Fill threads. Default: this process's cores, at most 16.")
+@click.option("--log-json", is_flag=True, help="One JSON object per line instead of readable text.")
+@click.option("--die-with-parent", is_flag=True, help="SIGTERM when the process that started this one dies.")
+def own(
+    pack_dir: Path, run_dir: Path, socket_path: Path | None, threads: int | None, log_json: bool, die_with_parent: bool
+) -> int:
+    """Hold the shared expert region of a pack and lend it to lanes until told to stop."""
+    configure_log(json=log_json)
+    log = structlog.get_logger("shared_experts.own")
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash never writes the experts to a disk
+    if die_with_parent:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        pack = Pack.open(pack_dir)
+        owner = Owner(
+            OwnerConfig(
+                run_dir,
+                Path(pack.experts_path),
+                RegionShape.of(pack.manifest),
+                threads or min(_DEFAULT_THREADS_MAX, len(os.sched_getaffinity(0))),
+                socket_path,
+            )
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: owner.stop())
+        log.info("owner_starting", pack=str(pack_dir), run_dir=str(run_dir), pid=os.getpid())
+        owner.run()
+    except SharedExpertsError as error:
+        log.error("owner_failed", code=error.code, retryable=error.retryable, reason=str(error))
+        raise
+    return 0
+
+
+def configure_log(*, json: bool) -> None:
+    """Sends structlog's events to stderr, as JSON or readable, with level and time."""
+    renderer = (
+        structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([structlog.processors.dict_tracebacks] if json else []),
+            renderer,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )

@@ -1,0 +1,191 @@
+"""The region's owner: one process per run directory that adopts or builds the region, then only lends its descriptor.
+
+Not here: the command line (cli_own.py), restarts (the keeper that started it).
+Invariant: while it lives it alone holds `owner.lock` (the kernel frees it on any death); it never builds a region while
+a living lane of the run directory holds a good one of the same pack; it maps nothing once the region is ready.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+
+from shared_experts import fill
+from shared_experts.descriptor_server import DescriptorServer
+from shared_experts.errors import RegionBusy, RegionError
+from shared_experts.fill import OnStep, SealedRegion, Stopped
+from shared_experts.handoff import RegionStatus, ask
+from shared_experts.region import GENERATION_BYTES, RegionHeader, RegionShape, check_descriptor
+
+LOCK_NAME = "owner.lock"
+SOCKET_NAME = "owner.sock"
+HOLDER_PATTERN = "lane-*.region.sock"
+HOLDERS_MAX = 256
+_HOLDER_LIMIT_S = 1.0
+_PROGRESS_LOG_S = 5.0
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerConfig:
+    """What the command line decides."""
+
+    run_dir: Path
+    experts_path: Path
+    shape: RegionShape
+    threads: int
+    socket_path: Path | None = None  # default: SOCKET_NAME in the run directory
+    huge_pages: bool = True
+
+
+class Owner:
+    """`run` does everything; `stop` (from a signal handler or another thread) ends it cleanly."""
+
+    def __init__(self, config: OwnerConfig, *, on_step: OnStep = lambda step, done_bytes: None) -> None:
+        self._config = config
+        self._on_step = on_step
+        self._stop = threading.Event()
+        self._fd: int | None = None
+        self._logged_s = time.monotonic()
+        self._status = RegionStatus(
+            "starting", "", 0, config.shape.total_bytes, config.shape.fingerprint, bytes(GENERATION_BYTES), os.getpid()
+        )
+
+    def stop(self) -> None:
+        """Ends `run` soon; safe in a signal handler."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Adopts or builds, serves until `stop`, cleans up. Raises a typed error when there is nothing to serve."""
+        folder = run_directory(self._config.run_dir)
+        lock = take_lock(folder)
+        try:
+            server = DescriptorServer(self._config.socket_path or folder / SOCKET_NAME, self._answer)
+            with server:
+                try:
+                    self._obtain(folder)
+                    self._stop.wait()
+                except Stopped:
+                    pass
+            _log.info("owner_stopped", generation=self._status.generation.hex())
+        finally:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+            os.close(lock)
+
+    def _answer(self) -> tuple[RegionStatus, int | None]:
+        status = self._status  # one read: `_fd` is set before a status that says "ready" is
+        return status, self._fd if status.state == "ready" else None
+
+    def _obtain(self, folder: Path) -> None:
+        began_s = time.monotonic()
+        self._status = replace(self._status, state="adopting")
+        region, source = self._adopt(folder), "adopted"
+        if region is None:
+            began_s = time.monotonic()
+            self._status = replace(self._status, state="filling", done_bytes=0)
+            region, source = self._build(), "built"
+        seconds = time.monotonic() - began_s
+        total = region.header.total_bytes
+        self._fd = region.fd
+        self._status = replace(
+            self._status, state="ready", source=source, done_bytes=total, generation=region.header.generation
+        )
+        _log.info(
+            "owner_ready",
+            generation=region.header.generation.hex(),
+            source=source,
+            adopted=source == "adopted",
+            bytes=total,
+            seconds=round(seconds, 3),
+            gb_per_s=round(total / 1e9 / max(seconds, 1e-9), 2),
+            page_bytes=region.page_bytes,
+            layers=region.header.layers,
+            threads=self._config.threads,
+            pid=os.getpid(),
+        )
+
+    def _build(self) -> SealedRegion:
+        _log.info("owner_filling", bytes=self._config.shape.total_bytes, threads=self._config.threads)
+        return fill.build(
+            self._config.experts_path,
+            self._config.shape,
+            threads=self._config.threads,
+            on_step=self._step,
+            huge_pages=self._config.huge_pages,
+        )
+
+    def _adopt(self, folder: Path) -> SealedRegion | None:
+        """The region that a living lane still holds, proven byte for byte; None when there is none."""
+        for path in sorted(folder.glob(HOLDER_PATTERN))[:HOLDERS_MAX]:
+            self._check_stop()
+            try:
+                status, fd = ask(path, "descriptor", timeout_s=_HOLDER_LIMIT_S)
+            except RegionError as error:
+                _log.info("holder_skipped", holder=path.name, reason=str(error))
+                continue
+            if fd is None:
+                _log.info("holder_skipped", holder=path.name, reason="it has no region")
+                continue
+            try:
+                header = self._prove(fd, status)
+            except (RegionError, OSError) as error:
+                os.close(fd)
+                _log.warning("holder_skipped", holder=path.name, reason=str(error))
+                continue
+            except BaseException:
+                os.close(fd)
+                raise
+            _log.info("region_adopted", holder=path.name, holder_pid=status.pid)
+            return SealedRegion(fd, header, os.fstatvfs(fd).f_bsize)
+        return None
+
+    def _prove(self, fd: int, status: RegionStatus) -> RegionHeader:
+        header = check_descriptor(fd, self._config.shape, generation=status.generation)
+        fill.verify(fd, self._config.shape, threads=self._config.threads, on_step=self._step)
+        return header
+
+    def _step(self, step: str, done_bytes: int) -> None:
+        self._check_stop()
+        self._on_step(step, done_bytes)
+        self._status = replace(self._status, done_bytes=min(done_bytes, self._config.shape.total_bytes))
+        if step == "filling" and time.monotonic() - self._logged_s >= _PROGRESS_LOG_S:
+            self._logged_s = time.monotonic()
+            _log.info("owner_progress", state=self._status.state, bytes=done_bytes)
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise Stopped
+
+
+def take_lock(folder: Path) -> int:
+    """The run directory's owner lock, held as long as the returned descriptor is open; raises RegionBusy."""
+    fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise RegionBusy(f"{folder / LOCK_NAME}: another owner serves this run directory") from error
+    return fd
+
+
+def run_directory(path: str | os.PathLike[str]) -> Path:
+    """Makes or checks the run directory: ours, 0700, no link; raises RegionError otherwise."""
+    folder = Path(path)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = os.lstat(folder)
+    except OSError as error:
+        raise RegionError(f"{folder}: cannot be the run directory: {error.strerror}") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise RegionError(f"{folder}: the run directory must be a directory of ours with mode 0700")
+    return folder
