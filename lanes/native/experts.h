@@ -29,7 +29,8 @@ typedef struct expert_pool expert_pool;
 enum { EXPERT_OK = 0, EXPERT_BAD_ARGUMENT = 1, EXPERT_NO_MEMORY = 2, EXPERT_NO_THREAD = 3, EXPERT_NO_ISA = 4 };
 
 // isa: 0 best, 1 scalar, 2 avx2, 3 avx512 (VNNI). cores: n logical CPUs to pin to, or NULL to pin nothing.
-// The calling thread works too, so n == 1 starts no thread.
+// The calling thread works too (cores[0] is its own to pin), so n == 1 starts no thread. n is 1..256.
+// A pool does not survive fork(): the child makes its own. Destroy only when no call is running.
 int expert_pool_create(int32_t isa, const int32_t* cores, int32_t n, expert_pool** pool);
 void expert_pool_destroy(expert_pool* pool);
 int32_t expert_pool_isa(const expert_pool* pool);
@@ -45,6 +46,11 @@ int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jobs, con
 // The caller orders k by ascending expert id. pair_index int32 [rows, K], weights fp32 [rows, K].
 int expert_combine(expert_pool* pool, int32_t rows, int32_t k, int32_t hidden, const int32_t* pair_index,
                    int32_t pairs, const float* weights, const float* y, float* out);
+
+// Reads every byte of the records' codes and scales in the order expert_run does, and computes nothing: the rate at
+// which this pool can read memory. `sum` receives a check sum of what was read.
+int expert_read(expert_pool* pool, const expert_layout* layout, int32_t jobs, const uint8_t* const* records,
+                uint64_t* sum);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,135 @@
+#include "pool.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <climits>
+
+#include "arithmetic.h"
+
+namespace experts {
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(40);
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+void futex_wait(const std::atomic<uint32_t>& word, uint32_t value) {
+  // The time limit only guards against a lost wake; waking is what ends the sleep.
+  const timespec limit{0, 50'000'000};
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, &limit, nullptr, 0);
+}
+
+// True as soon as `done` holds, false when the spin time is over.
+template <class Done>
+bool spin(Done done) {
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (done()) return true;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
+}
+
+}  // namespace
+
+void Wait::until_equal(const std::atomic<uint32_t>& word, uint32_t wanted) {
+  if (spin([&] { return word.load(std::memory_order_acquire) == wanted; })) return;
+  sleepers_.fetch_add(1);
+  for (uint32_t seen; (seen = word.load()) != wanted;) futex_wait(word, seen);
+  sleepers_.fetch_sub(1);
+}
+
+void Wait::until_changed(const std::atomic<uint32_t>& word, uint32_t seen) {
+  if (spin([&] { return word.load(std::memory_order_acquire) != seen; })) return;
+  sleepers_.fetch_add(1);
+  while (word.load() == seen) futex_wait(word, seen);
+  sleepers_.fetch_sub(1);
+}
+
+void Wait::wake_all(const std::atomic<uint32_t>& word) {
+  if (sleepers_.load()) syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+Pool::Pool(const int32_t* cores, int32_t threads) {
+  workers_.reserve(threads - 1);
+  try {
+    for (int32_t i = 1; i < threads; ++i) workers_.emplace_back(&Pool::worker, this, cores ? cores[i] : -1);
+  } catch (...) {
+    stop();
+    throw;
+  }
+}
+
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
+  stopping_.store(true);
+  epoch_.fetch_add(1);
+  syscall(SYS_futex, &epoch_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  for (auto& worker : workers_) worker.join();
+  workers_.clear();
+}
+
+void Pool::run(Unit unit, void* run, uint32_t units) {
+  const FloatMode mode;
+  if (workers_.empty() || units < 2) {
+    for (uint32_t i = 0; i < units; ++i) unit(run, i);
+    return;
+  }
+  unit_ = unit, run_ = run, units_ = units;
+  next_.store(0, std::memory_order_relaxed);
+  gate_.store(kOpen, std::memory_order_release);
+  epoch_.fetch_add(1);
+  started_.wake_all(epoch_);
+  work();
+  gate_.fetch_and(~kOpen);
+  left_.until_equal(gate_, 0);
+}
+
+void Pool::work() {
+  for (uint32_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_;) unit_(run_, i);
+}
+
+bool Pool::enter() {
+  for (uint32_t gate = gate_.load(); gate & kOpen;)
+    if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acquire)) return true;
+  return false;
+}
+
+void Pool::worker(int32_t core) {
+  if (core >= 0) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(core, &set);
+    // A core outside this process's allowance is refused; the thread then runs where the process may run.
+    pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+  }
+  pthread_setname_np(pthread_self(), "experts");
+  const FloatMode mode;
+  for (uint32_t seen = 0; !stopping_.load();) {
+    const uint32_t now = epoch_.load();
+    if (now == seen) {
+      started_.until_changed(epoch_, seen);
+      continue;
+    }
+    seen = now;
+    if (!enter()) continue;
+    work();
+    if (gate_.fetch_sub(1) == 1) left_.wake_all(gate_);
+  }
+}
+
+}  // namespace experts
