@@ -25,6 +25,7 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
 from laneproto.v1 import lane_pb2 as pb
 from laneproto.v1 import lane_pb2_grpc as rpc
 
@@ -289,7 +290,7 @@ class FakeLane(rpc.LaneServicer):
         if script.fault == "crash":
             if self._die:
                 os.kill(os.getpid(), signal.SIGKILL)
-            asyncio.get_running_loop().create_task(self.stop())  # noqa: RUF006
+            self._dying = asyncio.create_task(self.stop())
             await asyncio.sleep(3600)
         elif script.fault == "hang":
             self._hung = True

@@ -1,0 +1,174 @@
+"""The lane's configuration: read once from the command line, checked, frozen, passed on by constructor.
+
+Not here: whether the files exist (start-up opens them and says so).
+Invariant: a `LaneConfig` has every number in its range; a `ConfigError` names the option and the range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import NoReturn
+
+from lanes import limits
+from lanes.errors import ConfigError
+
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+          "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip
+_MAX_BUDGET_BYTES = 1 << 40
+_ISAS = ("scalar", "avx2", "avx512")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneConfig:
+    """What one lane process was told."""
+
+    owner: Path
+    pack: Path
+    device: str
+    listen: Path  # of the Unix socket
+    region_socket: Path  # where this lane hands the region's descriptor to an owner's successor
+    vram_budget_bytes: int
+    cores: tuple[int, ...]
+    pinned: bool  # threads stay on one core each: only when the cores were named, so that lanes never share one unasked
+    name: str
+    context_tokens: int | None  # None: the model's own, at most DEFAULT_CONTEXT_TOKENS
+    prefill_chunk_rows: int
+    expert_isa: str | None  # None: the best this CPU has
+    log_json: bool
+
+
+def parse_bytes(text: str) -> int:
+    """A size such as 0, 4096, 512MiB, 1.5GiB or 2GB."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([A-Za-z]*)", text.strip(), re.ASCII)
+    if not match or match[2].lower() not in _UNITS:
+        raise ValueError(f"{text!r} is not a size; write for example 512MiB or 2GiB")
+    size = int(Decimal(match[1]) * _UNITS[match[2].lower()])
+    if size > _MAX_BUDGET_BYTES:
+        raise ValueError(f"{text!r} is more than 1TiB")
+    return size
+
+
+def parse_cores(text: str, allowed: frozenset[int]) -> tuple[int, ...]:
+    """A list such as 0-3,5: ascending, without repeats, each of them in `allowed`."""
+    cores: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part.strip(), re.ASCII)
+        if not match:
+            raise ValueError(f"{text!r} is not a list of cores; write for example 0-3,5")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"the range {part!r} runs backwards")
+        cores.update(range(first, last + 1))
+    if missing := sorted(cores - allowed):
+        raise ValueError(f"core {missing[0]} is not one that this process may use ({_ranges(sorted(allowed))})")
+    return tuple(sorted(cores))
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str], allowed_cores: frozenset[int]) -> LaneConfig:
+    """The configuration of a command line; raises ConfigError. `--help` prints and exits as usual."""
+    options = _parser(allowed_cores).parse_args(argv)
+    isa = environ.get("EXPERT_ISA") or None
+    if isa is not None and isa not in _ISAS:
+        raise ConfigError(f"EXPERT_ISA: {isa!r} is not one of {', '.join(_ISAS)}")
+    if options.device == "cuda":
+        raise ConfigError("--device: 'cuda' is not served by this version; lanes run on 'cpu'")
+    listen: Path = options.listen
+    return LaneConfig(
+        owner=options.owner,
+        pack=options.pack,
+        device=options.device,
+        listen=listen,
+        region_socket=options.region_socket or listen.with_name(f"{options.name}.region.sock"),
+        vram_budget_bytes=options.vram_budget,
+        cores=options.cores or tuple(sorted(allowed_cores)),
+        pinned=options.cores is not None,
+        name=options.name,
+        context_tokens=options.context,
+        prefill_chunk_rows=options.prefill_chunk,
+        expert_isa=isa,
+        log_json=options.log_json,
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message.removeprefix("argument "))
+
+
+def _parser(allowed_cores: frozenset[int]) -> _Parser:
+    parser = _Parser(prog="python -m lanes", description="One lane: tokens in, tokens out.", allow_abbrev=False)
+    add = parser.add_argument
+    add("--owner", required=True, type=_socket_path, metavar="SOCKET", help="the region owner's socket")
+    add("--pack", required=True, type=Path, metavar="DIR", help="the packed model")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where the dense layers run (default: cpu)")
+    add("--listen", required=True, type=_listen, metavar="unix:PATH", help="where to serve")
+    add("--vram-budget", required=True, type=_checked(parse_bytes), metavar="BYTES",
+        help="size of the private expert cache, for example 2GiB; 0 keeps no expert")  # fmt: skip
+    add("--cores", type=_checked(lambda text: parse_cores(text, allowed_cores)), metavar="LIST",
+        help="CPU cores to use, for example 0-3,5 (default: all allowed)")  # fmt: skip
+    add("--name", default="lane-0", type=_name, help="name of this lane (default: lane-0)")
+    add("--context", type=_whole(2, 1 << 20), metavar="TOKENS",
+        help=f"prompt and output together (default: the model's, at most {limits.DEFAULT_CONTEXT_TOKENS})")  # fmt: skip
+    add("--prefill-chunk", type=_whole(1, limits.MAX_PREFILL_CHUNK_ROWS), metavar="N",
+        default=limits.DEFAULT_PREFILL_CHUNK_ROWS, help="prompt rows per window (default: %(default)s)")  # fmt: skip
+    add("--region-socket", type=_socket_path, metavar="PATH",
+        help="where to hand on the region's descriptor (default: NAME.region.sock beside --listen)")  # fmt: skip
+    add("--log-json", action="store_true", help="log JSON lines instead of text")
+    return parser
+
+
+def _checked(parse_value):  # type: ignore[no-untyped-def]
+    """An argparse type that keeps the message of a ValueError."""
+
+    def check(text: str):  # type: ignore[no-untyped-def]
+        try:
+            return parse_value(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return check
+
+
+def _whole(least: int, most: int):  # type: ignore[no-untyped-def]
+    def check(text: str) -> int:
+        if not re.fullmatch(r"\d{1,10}", text, re.ASCII) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return check
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not 1 to 32 of a-z, 0-9 and -")
+    return text
+
+
+def _socket_path(text: str) -> Path:
+    size = len(os.fsencode(text))
+    if not 1 <= size <= limits.MAX_SOCKET_PATH_BYTES or "\0" in text:
+        raise argparse.ArgumentTypeError(f"a socket path has 1 to {limits.MAX_SOCKET_PATH_BYTES} bytes, not {size}")
+    return Path(text).absolute()
+
+
+def _listen(text: str) -> Path:
+    if not text.startswith("unix:"):
+        raise argparse.ArgumentTypeError(f"{text!r} does not start with 'unix:'; a lane listens on a Unix socket only")
+    return _socket_path(text.removeprefix("unix:"))
+
+
+def _ranges(cores: Sequence[int]) -> str:
+    """0,1,2,3,5 as 0-3,5."""
+    parts: list[list[int]] = []
+    for core in cores:
+        if parts and parts[-1][1] == core - 1:
+            parts[-1][1] = core
+        else:
+            parts.append([core, core])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

@@ -1,0 +1,264 @@
+"""The engine: one thread, one active generation. Admit, prefill chunk or decode window, sample, emit.
+
+Not here: text, users, queues, wire. It knows tokens and one `Runner`.
+Between any two windows is a safe point: cancellation is seen there, experts change residency there, counters are
+published there.
+
+Invariants: every submitted generation gets exactly one `End`, and the engine is free before that `End` is handed over;
+after a fatal error nothing runs on this engine again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import structlog
+
+from lanes import limits
+from lanes.counters import Counters
+from lanes.errors import Busy, Draining, EngineFailed, LaneError, NonFiniteLogits, SlowReader
+from lanes.outbox import End, Outbox, Token
+from lanes.request import Request
+from lanes.runner import Logits, Runner
+from lanes.sampler import choose, logprobs
+from lanes.window import Window
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One running request; `cancel` may be called from any thread."""
+
+    request: Request
+    outbox: Outbox
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """Asks for its end at the next safe point."""
+        self._cancelled.set()
+
+    def cancelled(self) -> bool:
+        """Whether its end was asked for."""
+        return self._cancelled.is_set()
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a lane is doing, as of the last safe point. States: ready, busy, draining."""
+
+    state: str
+    active_request_id: str
+    counters: Counters
+
+
+class Engine:
+    """Start once; `submit`, `cancel`, `drain` and `stop` may be called from any thread."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        counters: Counters,
+        *,
+        prefill_chunk_rows: int,
+        on_start: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
+        on_fatal: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._runner = runner
+        self._counters = counters
+        self._published = counters.snapshot()
+        self._chunk = prefill_chunk_rows
+        self._on_start = on_start
+        self.on_change = on_change
+        self.on_fatal = on_fatal
+        self._changed = threading.Condition()
+        self._active: Generation | None = None  # from submit to just before its End
+        self._waiting = False  # submitted, not yet taken by the thread
+        self._draining = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine")
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def submit(self, request: Request, outbox: Outbox) -> Generation:
+        """Admits a request; raises Busy or Draining."""
+        with self._changed:
+            if self._draining or self._stopping:
+                raise Draining("the lane takes no new generation")
+            if self._active is not None:
+                raise Busy("a generation is running")
+            generation = self._active = Generation(request, outbox)
+            self._waiting = True
+            self._changed.notify_all()
+        self.on_change()
+        return generation
+
+    def cancel(self, request_id: str) -> bool:
+        """Stops the running generation of that id within a step; False when there is none."""
+        generation = self._active
+        if generation is None or generation.request.request_id != request_id:
+            return False
+        generation.cancel()
+        return True
+
+    def cancel_active(self) -> None:
+        """Stops whatever runs within a step."""
+        generation = self._active
+        if generation is not None:
+            generation.cancel()
+
+    def drain(self) -> None:
+        """Nothing new from now on; what runs goes on."""
+        with self._changed:
+            self._draining = True
+        self.on_change()
+
+    def stop(self) -> None:
+        """Cancels what runs and joins the thread."""
+        with self._changed:
+            self._stopping = True
+            if self._active is not None:
+                self._active.cancel()
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def status(self) -> Status:
+        """A consistent picture, cheap enough for every reader."""
+        with self._changed:
+            active = self._active
+            state = "draining" if self._draining or self._stopping else "ready" if active is None else "busy"
+            return Status(state, active.request.request_id if active else "", self._published)
+
+    def _run(self) -> None:
+        self._on_start()
+        while (generation := self._next()) is not None:
+            before = self._counters.snapshot()
+            fatal = False
+            try:
+                reason, sent, error = self._generate(generation)
+            except Exception as raised:
+                fatal = True
+                reason, sent = "error", self._counters.generated_tokens - before.generated_tokens
+                error = raised if isinstance(raised, LaneError) else EngineFailed("the engine failed")
+                # The type and place of a bug, never its message: that may hold tokens.
+                _log.error("engine_failed", code=error.code, kind=type(raised).__name__, where=_where(raised))
+            self._end(generation, reason, sent, error, before, fatal)
+            if fatal:
+                self.on_fatal()
+                return
+
+    def _next(self) -> Generation | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._stopping)
+            if not self._waiting:
+                return None
+            self._waiting = False
+            return self._active
+
+    def _generate(self, generation: Generation) -> tuple[str, int, LaneError | None]:
+        """Returns (reason, tokens sent, error); raises what ends the process."""
+        self._counters.requests += 1
+        request = generation.request
+        # The last token of an answer is never read back.
+        slot = self._runner.begin(len(request.prompt_ids) + request.max_tokens - 1)
+        try:
+            logits = self._prefill(generation, slot)
+            if logits is None:
+                return "cancelled", 0, None
+            return self._decode(generation, slot, logits)
+        finally:
+            self._runner.end(slot)
+
+    def _prefill(self, generation: Generation, slot: int) -> Logits | None:
+        """The logits after the prompt, or None when cancelled."""
+        ids = generation.request.prompt_ids
+        logits = None
+        for start in range(0, len(ids), self._chunk):
+            if generation.cancelled():
+                return None
+            end = min(start + self._chunk, len(ids))
+            window = Window.of_sequence(ids[start:end], start, slot, logits="last" if end == len(ids) else "none")
+            began_ns = time.monotonic_ns()
+            logits = self._step(window)
+            self._counters.prefill_ns += time.monotonic_ns() - began_ns
+            self._counters.prompt_tokens += end - start
+            self._publish()
+        return logits
+
+    def _decode(self, generation: Generation, slot: int, logits: Logits) -> tuple[str, int, LaneError | None]:
+        request = generation.request
+        position, sent = len(request.prompt_ids), 0
+        while not generation.cancelled():
+            token = self._choose(request, logits, position)
+            if not generation.outbox.put(token, generation.cancelled, limits.SLOW_READER_S):
+                return "error", sent, SlowReader("the client stopped reading")
+            sent += 1
+            self._counters.generated_tokens += 1
+            self._publish()
+            if token.id in request.stop_ids:
+                return "stop", sent, None
+            if sent == request.max_tokens:
+                return "length", sent, None
+            if generation.cancelled():
+                break
+            began_ns = time.monotonic_ns()
+            logits = self._step(Window.of_sequence([token.id], position, slot))
+            self._counters.decode_ns += time.monotonic_ns() - began_ns
+            position += 1
+        return "cancelled", sent, None
+
+    def _step(self, window: Window) -> Logits:
+        logits = self._runner.forward(window)
+        self._counters.windows += 1
+        if not np.isfinite(logits).all():
+            raise NonFiniteLogits("the model's logits are not finite")
+        self._runner.end_window()
+        return logits
+
+    def _choose(self, request: Request, logits: Logits, position: int) -> Token:
+        row = logits[0]
+        token = choose(row, request.sampling, position)
+        stamp_ns = time.monotonic_ns()
+        return Token(token, stamp_ns, logprobs(row, token, request.top_logprobs) if request.logprobs else None)
+
+    def _end(
+        self, generation: Generation, reason: str, sent: int, error: LaneError | None, before: Counters, fatal: bool
+    ) -> None:
+        self._counters.cancelled += reason == "cancelled"
+        self._counters.failed += reason == "error"
+        with self._changed:
+            self._published = self._counters.snapshot()
+            self._active = None
+            self._stopping |= fatal
+        generation.outbox.finish(
+            End(
+                reason=reason,
+                prompt_tokens=len(generation.request.prompt_ids),
+                completion_tokens=sent,
+                counters=self._published.since(before),
+                error_code=error.code if error else "",
+                error_message=str(error) if error else "",
+            )
+        )
+        self.on_change()
+
+    def _publish(self) -> None:
+        self._published = self._counters.snapshot()
+
+
+def _where(error: BaseException) -> str:
+    """File name and line of the innermost frame."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    return f"{trace.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno}"

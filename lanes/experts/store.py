@@ -1,0 +1,123 @@
+"""Experts of a layer for a window of rows: group the rows by expert, run the kernel where the records lie, combine.
+
+Not here: the arithmetic (kernel), residency (cache), routing (models). Whatever is resident, the kernel reads the same
+bytes and every pair's row is combined in ascending expert id: results are equal to the bit.
+
+Invariant: scratch is bounded (`limits.SCRATCH_BYTES`); a window with more pairs runs in blocks of rows, which changes
+no bit because every output row depends on its own input row only.
+
+Letters: R rows, K experts chosen per row, P = R * K pairs, J distinct experts, H hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lanes import limits
+from lanes.counters import Counters
+from lanes.experts.cache import ExpertCache
+from lanes.experts.policy import Touched
+
+
+class Kernel(Protocol):
+    """The native kernel, or a twin of it."""
+
+    def run(
+        self,
+        addresses: npt.NDArray[np.uint64],  # [J]
+        row_offsets: npt.NDArray[np.int32],  # [J + 1]
+        row_index: npt.NDArray[np.int32],  # [P]
+        x: npt.NDArray[np.float32],  # [R, H]
+        out: npt.NDArray[np.float32],  # [P, H]
+    ) -> Any:
+        """Every pair's unweighted expert row."""
+
+    def combine(
+        self,
+        pair_index: npt.NDArray[np.int32],  # [R, K]
+        weights: npt.NDArray[np.float32],  # [R, K]
+        y: npt.NDArray[np.float32],  # [P, H]
+        out: npt.NDArray[np.float32],  # [R, H]
+    ) -> Any:
+        """Every row's weighted sum, k in ascending order."""
+
+
+class ExpertStore:
+    """All routed experts of the model; one engine thread uses it."""
+
+    def __init__(
+        self, kernel: Kernel, cache: ExpertCache, counters: Counters, scratch_bytes: int = limits.SCRATCH_BYTES
+    ) -> None:
+        self._kernel = kernel
+        self._cache = cache
+        self._counters = counters
+        self._scratch_bytes = scratch_bytes
+        self._scratch = np.empty((0, 0), np.float32)
+        layers, experts = cache.addresses.shape
+        self._experts = experts
+        self._rows = np.zeros((layers, experts), np.int64)  # rows routed to each expert in this window
+
+    def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Weighted sum of the chosen experts per row, as `lanes.experts.protocol.Experts` says."""
+        rows, hidden = x.shape
+        chosen = ids.shape[1]
+        expert_ids, row_weights, inputs = ids.numpy(), weights.contiguous().numpy(), x.contiguous().numpy()
+        out = torch.empty((rows, hidden), dtype=torch.float32)
+        result = out.numpy()
+        self._count(layer, expert_ids)
+        block = max(1, self._scratch_bytes // (chosen * hidden * 4))
+        for first in range(0, rows, block):
+            last = min(first + block, rows)
+            self._block(
+                layer, inputs[first:last], expert_ids[first:last], row_weights[first:last], result[first:last]
+            )  # fmt: skip
+        return out
+
+    def end_window(self) -> None:
+        """The safe point: residency may change now, and only now."""
+        flat = self._rows.reshape(-1)
+        keys = np.flatnonzero(flat)
+        self._cache.turn(Touched(keys, flat[keys]))
+        flat[keys] = 0
+
+    def _block(
+        self,
+        layer: int,
+        x: npt.NDArray[np.float32],
+        ids: npt.NDArray[np.int64],
+        weights: npt.NDArray[np.float32],
+        out: npt.NDArray[np.float32],
+    ) -> None:
+        rows, chosen = ids.shape
+        pairs = rows * chosen
+        flat = ids.reshape(-1)
+        by_expert = np.argsort(flat, kind="stable")  # [P] pairs of one expert side by side, rows ascending
+        sorted_ids = flat[by_expert]
+        starts = np.flatnonzero(np.diff(sorted_ids, prepend=-1))  # [J]
+        row_offsets = np.append(starts, pairs).astype(np.int32)
+        row_index = (by_expert // chosen).astype(np.int32)
+        place = np.empty(pairs, np.int32)
+        place[by_expert] = np.arange(pairs, dtype=np.int32)
+        if self._scratch.shape[0] < pairs or self._scratch.shape[1] != x.shape[1]:
+            self._scratch = np.empty((pairs, x.shape[1]), np.float32)
+        scratch = self._scratch[:pairs]
+        addresses = self._cache.addresses[layer, sorted_ids[starts]]
+        self._kernel.run(addresses, row_offsets, row_index, x, scratch)
+        self._kernel.combine(place.reshape(rows, chosen), weights, scratch, out)
+
+    def _count(self, layer: int, ids: npt.NDArray[np.int64]) -> None:
+        rows = np.bincount(ids.reshape(-1), minlength=self._experts)  # [experts]
+        self._rows[layer] += rows
+        resident = self._cache.resident[layer]
+        touched = rows > 0
+        hits = int(rows[resident].sum())
+        hit_experts = int((touched & resident).sum())
+        counters = self._counters
+        counters.expert_hits += hits
+        counters.expert_misses += ids.size - hits
+        counters.expert_hit_bytes += hit_experts * self._cache.record_bytes
+        counters.expert_miss_bytes += (int(touched.sum()) - hit_experts) * self._cache.record_bytes

@@ -1,0 +1,47 @@
+"""Every bound of a lane in one table: nothing here is configurable, everything is tested at the limit and past it."""
+
+from __future__ import annotations
+
+PROTOCOL_VERSION = 1
+
+# requests
+MAX_REQUEST_ID_CHARACTERS = 64
+MAX_STOP_IDS = 64
+MAX_TOP_LOGPROBS = 20
+MAX_TEMPERATURE = 100.0
+
+# options
+MAX_PREFILL_CHUNK_ROWS = 8192
+DEFAULT_PREFILL_CHUNK_ROWS = 256
+DEFAULT_CONTEXT_TOKENS = 32768
+MAX_SOCKET_PATH_BYTES = 107
+
+# the wire
+MAX_RECEIVE_BYTES = 8 << 20
+MAX_METADATA_BYTES = 8 << 10
+MAX_STREAMS_PER_CONNECTION = 128
+MAX_CONCURRENT_CALLS = 512
+# A client that is gone or frozen is noticed after at most the sum of these two (5 s is the promise).
+KEEPALIVE_TIME_MS = 2000
+KEEPALIVE_TIMEOUT_MS = 2000
+# Without these two, gRPC buffers over 100,000 token messages for a client that stopped reading.
+LOOKAHEAD_BYTES = 64 << 10
+MIN_CLIENT_PING_INTERVAL_MS = 500
+
+# the stream of one generation
+OUTBOX_TOKENS = 1024
+CHUNK_TOKENS = 256
+SLOW_READER_S = 3.0
+WATCH_INTERVAL_S = 0.5
+
+# the end of the process
+DRAIN_S = 30.0
+FLUSH_S = 2.0  # for the last event of a stream to reach its reader
+STOP_GRACE_S = 0.5
+
+# start
+REGION_ATTACH_S = 600.0
+
+# experts
+SCRATCH_BYTES = 64 << 20  # unweighted expert rows of one kernel call
+SWAP_BYTES_PER_WINDOW = 64 << 20  # copied into the cache between two windows, at most

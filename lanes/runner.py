@@ -1,0 +1,67 @@
+"""One model with the state of its sequences and its experts, as the engine sees it: windows in, logits out.
+
+Not here: which window comes next (engine), or how the model computes it.
+Invariant: residency of experts changes in `end_window` only.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lanes.experts.store import ExpertStore
+from lanes.state.pool import StatePool
+from lanes.window import Window
+
+Logits = npt.NDArray[np.float32]
+
+
+class Runner(Protocol):
+    """What the engine needs of a model."""
+
+    def begin(self, max_tokens: int) -> int:
+        """An empty sequence with room for that many tokens; returns its slot."""
+
+    def forward(self, window: Window) -> Logits:
+        """Logits fp32 [n wanted, V], valid until the next call."""
+
+    def end_window(self) -> None:
+        """The safe point after a window."""
+
+    def end(self, slot: int) -> None:
+        """Forgets the sequence."""
+
+
+class Model(Protocol):
+    """What the runner needs of a model."""
+
+    def forward(self, window: Window, states: StatePool) -> torch.Tensor:
+        """Logits fp32 [n wanted, V], in row order."""
+
+
+class ModelRunner:
+    """The real one."""
+
+    def __init__(self, model: Model, states: StatePool, experts: ExpertStore) -> None:
+        self._model = model
+        self._states = states
+        self._experts = experts
+
+    def begin(self, max_tokens: int) -> int:
+        """Opens a state slot."""
+        return self._states.open(max_tokens)
+
+    def forward(self, window: Window) -> Logits:
+        """Runs the model."""
+        return self._model.forward(window, self._states).numpy()
+
+    def end_window(self) -> None:
+        """Lets the expert cache turn over."""
+        self._experts.end_window()
+
+    def end(self, slot: int) -> None:
+        """Closes the state slot."""
+        self._states.close(slot)

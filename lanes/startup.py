@@ -1,0 +1,144 @@
+"""Puts a lane together: pack, region, expert cache, model, states, engine, and a self-check before anything listens.
+
+Not here: the door (server) and the process's life (process).
+Invariant: a `Lane` that exists has answered one window with finite logits; whatever was opened on the way to a failure
+is closed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+import torch
+
+from lanes import limits
+from lanes.config import LaneConfig
+from lanes.counters import Counters
+from lanes.engine import Engine
+from lanes.errors import StartError
+from lanes.experts.cache import ExpertCache
+from lanes.experts.native import ExpertKernel
+from lanes.experts.policy import least_recently_used
+from lanes.experts.store import ExpertStore
+from lanes.models import load_model
+from lanes.runner import ModelRunner, Runner
+from lanes.state.pool import StatePool
+from lanes.window import Window
+from lanes.wire import Identity
+from shared_experts.attach import AttachedRegion, attach
+from shared_experts.pack import Pack
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Everything that serves, ready to start; `resources` closes it."""
+
+    engine: Engine
+    identity: Identity
+    region: AttachedRegion
+    resources: contextlib.ExitStack
+
+
+def assemble(config: LaneConfig) -> Lane:
+    """A lane as configured; raises StartError or the typed errors of the parts."""
+    with contextlib.ExitStack() as stack:
+        began_s = time.monotonic()
+        pack = stack.enter_context(Pack.open(config.pack))
+        manifest = pack.manifest
+        region = stack.enter_context(
+            attach(
+                config.owner,
+                manifest,
+                limits.REGION_ATTACH_S,
+                on_wait=lambda reason: _log.info("region_wait", reason=reason),
+            )
+        )
+        attached_s = time.monotonic()
+        _log.info("region_attached", seconds=round(attached_s - began_s, 3), bytes=region.mapped_bytes)
+
+        info = manifest.experts
+        kernel = ExpertKernel(
+            info.layout,
+            cores=config.cores if config.pinned else None,
+            threads=len(config.cores),
+            isa=config.expert_isa,
+        )
+        stack.callback(kernel.close)
+        counters = Counters()
+        cache = ExpertCache(region, info, config.vram_budget_bytes, least_recently_used, counters)
+        store = ExpertStore(kernel, cache, counters)
+        torch.set_num_threads(len(config.cores))
+        model = load_model(pack, store, device=config.device)
+        spec = model.spec
+        context_tokens = min(config.context_tokens or limits.DEFAULT_CONTEXT_TOKENS, spec.max_tokens)
+        if config.context_tokens is not None and config.context_tokens > spec.max_tokens:
+            raise StartError(f"--context: {config.context_tokens} tokens; the model holds at most {spec.max_tokens}")
+        states = StatePool(
+            model.state_shape, model.state_shape.bytes(context_tokens), device=config.device
+        )  # one active generation of full length
+        runner = ModelRunner(model, states, store)
+        check(runner, spec.vocab)
+        counters.restart()
+        _log.info(
+            "lane_loaded",
+            seconds=round(time.monotonic() - attached_s, 3),
+            isa=kernel.isa,
+            threads=kernel.threads,
+            context_tokens=context_tokens,
+            cache_bytes=counters.cache_budget_bytes,
+            state_bytes=states.budget_bytes,
+        )
+        engine = Engine(
+            runner,
+            counters,
+            prefill_chunk_rows=config.prefill_chunk_rows,
+            on_start=lambda: settle_thread(config),
+        )
+        identity = Identity(
+            name=config.name,
+            incarnation=os.urandom(16),
+            pid=os.getpid(),
+            device=config.device,
+            model_name=manifest.name,
+            architecture=manifest.architecture,
+            fingerprint=manifest.fingerprint,
+            vocab_size=spec.vocab,
+            context_tokens=context_tokens,
+            eos_ids=spec.eos_ids,
+            expert_format=info.format,
+            region_bytes=region.header.total_bytes,
+        )
+        return Lane(engine, identity, region, stack.pop_all())
+
+
+def check(runner: Runner, vocab_size: int) -> None:
+    """A tiny prompt and a decode step through everything; raises StartError unless the logits are finite."""
+    slot = runner.begin(3)
+    try:
+        for ids, position in (([0, vocab_size - 1], 0), ([0], 2)):
+            logits = runner.forward(Window.of_sequence(ids, position, slot))
+            runner.end_window()
+            if logits.shape != (1, vocab_size) or not np.isfinite(logits).all():
+                raise StartError("self-check: the model's logits are not finite")
+    finally:
+        runner.end(slot)
+
+
+def settle_thread(config: LaneConfig) -> None:
+    """First thing in the engine's thread: torch's helpers are started, then the thread takes its own core.
+
+    In this order: helpers started from a pinned thread would all share its core.
+    """
+    torch.set_num_threads(len(config.cores))
+    side = torch.ones(1 << 10, 1 << 8)
+    torch.mm(side, side.t())
+    side.add_(1.0)
+    if config.pinned:
+        os.sched_setaffinity(0, {config.cores[0]})

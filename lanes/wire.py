@@ -1,0 +1,107 @@
+"""Between the engine's values and lane.proto's messages: pure translation, no wire, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from laneproto.v1 import lane_pb2 as pb
+from lanes.counters import Counters
+from lanes.engine import Status
+from lanes.outbox import End, Token
+
+_STATES = {
+    "ready": pb.LANE_STATE_READY,
+    "busy": pb.LANE_STATE_BUSY,
+    "draining": pb.LANE_STATE_DRAINING,
+}
+_REASONS = {
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+    "cancelled": pb.FINISH_REASON_CANCELLED,
+    "error": pb.FINISH_REASON_ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this lane is and what it serves; fixed for the life of the process."""
+
+    name: str
+    incarnation: bytes
+    pid: int
+    device: str
+    model_name: str
+    architecture: str
+    fingerprint: bytes
+    vocab_size: int
+    context_tokens: int
+    eos_ids: tuple[int, ...]
+    expert_format: str
+    region_bytes: int
+
+
+def hello_reply(identity: Identity, status: pb.LaneStatus, protocol_version: int) -> pb.HelloReply:
+    """The answer to Hello."""
+    return pb.HelloReply(
+        protocol_version=protocol_version,
+        lane=identity.name,
+        incarnation=identity.incarnation,
+        pid=identity.pid,
+        device=identity.device,
+        model=pb.ModelInfo(
+            name=identity.model_name,
+            architecture=identity.architecture,
+            fingerprint=identity.fingerprint,
+            vocab_size=identity.vocab_size,
+            context_tokens=identity.context_tokens,
+            eos_ids=identity.eos_ids,
+            expert_format=identity.expert_format,
+            region_bytes=identity.region_bytes,
+            max_output_tokens=identity.context_tokens - 1,
+        ),
+        status=status,
+    )
+
+
+def lane_status(status: Status, stamp_ns: int) -> pb.LaneStatus:
+    """What Watch sends."""
+    return pb.LaneStatus(
+        state=_STATES[status.state],
+        counters=_counters(status.counters),
+        active_request_id=status.active_request_id,
+        stamp_ns=stamp_ns,
+    )
+
+
+def token_chunk(tokens: Sequence[Token]) -> pb.GenerateEvent:
+    """Tokens in the order they were chosen."""
+    return pb.GenerateEvent(tokens=pb.TokenChunk(tokens=[_token(token) for token in tokens]))
+
+
+def finished(end: End) -> pb.GenerateEvent:
+    """The last event of a stream."""
+    return pb.GenerateEvent(
+        finished=pb.Finished(
+            reason=_REASONS[end.reason],
+            usage=pb.Usage(prompt_tokens=end.prompt_tokens, completion_tokens=end.completion_tokens),
+            counters=_counters(end.counters),
+            error_code=end.error_code,
+            error_message=end.error_message,
+        )
+    )
+
+
+def _token(token: Token) -> pb.Token:
+    if token.logprobs is None:
+        return pb.Token(id=token.id, stamp_ns=token.stamp_ns)
+    return pb.Token(
+        id=token.id,
+        stamp_ns=token.stamp_ns,
+        logprob=token.logprobs.chosen,
+        top=[pb.TokenLogprob(id=i, logprob=value) for i, value in token.logprobs.top],
+    )
+
+
+def _counters(counters: Counters) -> pb.Counters:
+    return pb.Counters(**asdict(counters))

@@ -1,0 +1,65 @@
+"""A tiny deterministic model for the engine: the next token follows from position and last token; can block or poison."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from lanes.window import Window
+
+VOCAB = 50
+
+
+def next_token(token: int, position: int) -> int:
+    """What the fake model says after `token` at `position`."""
+    return (token * 7 + position * 3 + 1) % VOCAB
+
+
+class FakeRunner:
+    """Counts windows and slots. `gate`, when set to an Event, holds every window until it is set."""
+
+    def __init__(self) -> None:
+        self.windows: list[tuple[int, int]] = []  # (first position, rows)
+        self.turns = 0
+        self.open: set[int] = set()
+        self.opened = 0
+        self.gate: threading.Event | None = None
+        self.entered = threading.Semaphore(0)
+        self.poison_at: int | None = None  # position whose logits are NaN
+        self.raise_at: int | None = None
+
+    def begin(self, max_tokens: int) -> int:
+        slot = self.opened
+        self.opened += 1
+        self.open.add(slot)
+        self.capacity = max_tokens
+        self.next = 0
+        return slot
+
+    def forward(self, window: Window) -> np.ndarray:
+        assert set(window.seq.tolist()) <= self.open
+        first, rows = int(window.positions[0]), window.token_ids.shape[0]
+        assert first == self.next, "positions must continue the sequence"
+        self.next = first + rows
+        assert self.next <= self.capacity
+        self.entered.release()
+        if self.gate is not None:
+            assert self.gate.wait(20)
+        self.windows.append((first, rows))
+        logits = np.zeros((int(window.want_logits.sum()), VOCAB), np.float32)
+        wanted = [r for r in range(rows) if window.want_logits[r]]
+        for at, row in enumerate(wanted):
+            position = int(window.positions[row])
+            if position == self.raise_at:
+                raise ZeroDivisionError("secret prompt text")
+            logits[at, next_token(int(window.token_ids[row]), position)] = 5.0
+            if position == self.poison_at:
+                logits[at, 3] = np.nan
+        return logits
+
+    def end_window(self) -> None:
+        self.turns += 1
+
+    def end(self, slot: int) -> None:
+        self.open.remove(slot)
