@@ -62,9 +62,13 @@ def build(
     except BaseException:
         memory.discard()
         raise
-    region = SealedRegion(memfd.seal(memory), header, memory.page_bytes)
-    on_step("sealed", shape.total_bytes)
-    return region
+    fd = memfd.seal(memory)
+    try:
+        on_step("sealed", shape.total_bytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return SealedRegion(fd, header, memory.page_bytes)
 
 
 def _fill(view: memoryview, path: str | os.PathLike[str], shape: RegionShape, threads: int, on_step: OnStep) -> None:
@@ -80,15 +84,16 @@ def _fill(view: memoryview, path: str | os.PathLike[str], shape: RegionShape, th
             raise PackError(path, f"{found} bytes, the manifest says {size}")
 
         def chunk(offset: int, length: int) -> memoryview:
-            with view[REGION_HEADER_BYTES + offset : REGION_HEADER_BYTES + offset + length] as target:
-                done = 0
-                while done < length:
-                    # A page that cannot be had is EFAULT here, where a plain store would be SIGBUS.
-                    count = os.preadv(source, [target[done:]], offset + done)
-                    if count == 0:
-                        raise PackError(path, f"ends at byte {offset + done}, the manifest says {size}")
-                    done += count
-                return target[:]
+            # Views are released by name: the map cannot be closed while one lives on, in a traceback for example.
+            target = view[REGION_HEADER_BYTES + offset : REGION_HEADER_BYTES + offset + length]
+            try:
+                _read_whole(source, target, offset)
+            except BaseException as error:
+                target.release()
+                if isinstance(error, EOFError):
+                    raise PackError(path, f"ends early: {error}, the manifest says {size} bytes") from None
+                raise
+            return target
 
         _hash_layers(chunk, shape, threads, on_step, lambda layer: PackError(
             path, "its bytes do not have the manifest's SHA-256", section=f"experts.{layer}"
@@ -108,17 +113,26 @@ def verify(fd: int, shape: RegionShape, *, threads: int, on_step: OnStep) -> Non
         if not hasattr(local, "buffer"):
             local.buffer = bytearray(CHUNK_BYTES)
         target = memoryview(local.buffer)[:length]
-        done = 0
-        while done < length:
-            count = os.preadv(fd, [target[done:]], REGION_HEADER_BYTES + offset + done)
-            if count == 0:
-                raise RegionMismatch(f"the region ends at byte {offset + done}", check="size")
-            done += count
+        try:
+            _read_whole(fd, target, REGION_HEADER_BYTES + offset)
+        except EOFError as error:
+            raise RegionMismatch(f"the region ends early: {error}", check="size") from None
         return target
 
     _hash_layers(chunk, shape, threads, on_step, lambda layer: RegionMismatch(
         f"layer {layer}'s bytes do not have the manifest's SHA-256", check="digest"
     ))  # fmt: skip
+
+
+def _read_whole(fd: int, target: memoryview, offset: int) -> None:
+    """Fills `target` from the file; a page of it that cannot be had is EFAULT here, where a store would be SIGBUS."""
+    done = 0
+    while done < len(target):
+        with target[done:] as rest:
+            count = os.preadv(fd, [rest], offset + done)
+        if count == 0:
+            raise EOFError(f"no byte at {offset + done}")
+        done += count
 
 
 def _hash_layers(

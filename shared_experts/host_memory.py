@@ -54,21 +54,27 @@ def require(size_bytes: int) -> None:
         )
 
 
-def _group_room() -> list[int]:
-    """Free bytes of each limited control group (version 2) that holds this process; page cache counts as free."""
+def _own_group() -> Path:
+    """The control group (version 2) of this process."""
     try:
-        path = re.search(r"^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+        found = re.search(r"^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
     except OSError:
-        return []
+        found = None
+    return _CGROUP_ROOT / found[1] if found else _CGROUP_ROOT
+
+
+def _group_room() -> list[int]:
+    """Free bytes of each limited control group above this process; page cache counts as free."""
     room = []
-    group = _CGROUP_ROOT / path[1] if path else _CGROUP_ROOT
-    while group != _CGROUP_ROOT.parent and group.is_relative_to(_CGROUP_ROOT):
+    own = _own_group()
+    for group in (own, *own.parents):
+        if not group.is_relative_to(_CGROUP_ROOT):
+            break
         try:
             limit = int((group / "memory.max").read_text())
             current = int((group / "memory.current").read_text())
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             room.append(max(0, limit - current + int(stat["file"]) - int(stat["shmem"])))
         except (OSError, ValueError, KeyError):
-            pass  # "max", or a group without the memory controller
-        group = group.parent
+            continue  # "max", or a group without the memory controller
     return room
