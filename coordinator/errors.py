@@ -31,6 +31,9 @@
     ├── SetupError                                                              the coordinator cannot start
     │   ├── BadAddress               bad_address               no         500   INTERNAL
     │   ├── BadTokenizer             bad_tokenizer             no         500   INTERNAL
+    │   ├── BadOption                bad_option                no         500   INTERNAL
+    │   ├── LauncherError            launcher                  no         500   INTERNAL
+    │   ├── StartFailed              start_failed              no         500   INTERNAL
     │   └── RunDirError              run_dir                   no         500   INTERNAL
     │       └── RunDirBusy           run_dir_busy              yes        500   INTERNAL
     └── InternalError                internal                  no         500   INTERNAL
@@ -267,6 +270,24 @@ class BadTokenizer(SetupError):
     """The pack's tokenizer cannot be used."""
 
     code = "bad_tokenizer"
+
+
+class BadOption(SetupError):
+    """An option has a value that cannot work on this host."""
+
+    code = "bad_option"
+
+
+class LauncherError(SetupError):
+    """Processes cannot be started on this host in the way that was asked for."""
+
+    code = "launcher"
+
+
+class StartFailed(SetupError):
+    """A process ended, or was not ready in time, while the cluster came up; carries the process's own words."""
+
+    code = "start_failed"
 
 
 class RunDirError(SetupError):

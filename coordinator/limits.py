@@ -49,6 +49,19 @@ WRITE_STALL_S: Final = 30.0  # a client that takes nothing for that long is cut 
 RETRY_AFTER_S: Final = 1  # what a refused client is told to wait
 DOOR_CLOSE_S: Final = 5.0  # running requests get that long when the doors close
 
+# --- Fleet: when processes start again, when a lane is given up -------------------------------------------------------
+BACKOFF_FIRST_S: Final = 0.5  # before a restart; doubles up to the next line
+BACKOFF_MAX_S: Final = 30.0
+STABLE_S: Final = 60.0  # a process that lived that long begins with the first backoff again
+CRASH_WINDOW_S: Final = 600.0
+CRASHES_TO_QUARANTINE: Final = 3  # inside the window
+LANE_SUSPECT_S: Final = 5.0  # without a sign of life: no new work
+LANE_KILL_S: Final = 15.0  # without a sign of life: killed and started again
+OWN_STALL_S: Final = 2.0  # between two looks at the clock: we slept, so the lanes' silence says nothing
+FLEET_TICK_S: Final = 0.1
+LANE_RETRY_S: Final = 0.1  # between two attempts to say hello
+SUPERVISOR_RETRY_S: Final = 0.5
+
 # --- Text -------------------------------------------------------------------------------------------------------------
 INLINE_ENCODE_CHARS: Final = 4096  # longer texts are encoded in a worker thread
 INLINE_PARSE_BYTES: Final = 64 * KIB  # larger bodies are parsed in a worker thread

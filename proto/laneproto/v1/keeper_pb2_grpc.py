@@ -68,7 +68,7 @@ class KeepersServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stop(self, request, context):
-        """SIGTERM, then SIGKILL after grace_s.
+        """SIGTERM, then SIGKILL after grace_s. With grace_s = 0 a kill: the process is then EXITED, not STOPPED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,145 @@
+"""`expressway serve`: brings a cluster up on this host and keeps it until it is told to stop.
+
+Not here: the cluster itself (cluster.py). Invariant: with `--ready-json` stdout carries exactly one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from coordinator.cluster import Running, run_cluster
+from coordinator.config import (
+    DEFAULT_CPU_BUDGET,
+    DEFAULT_GRPC,
+    DEFAULT_HTTP,
+    LANES_MAX,
+    Address,
+    ServeConfig,
+    check_pack,
+    parse_size,
+)
+from coordinator.errors import BadOption
+from coordinator.logs import configure_logging
+
+
+@click.command()
+@click.argument("pack", type=click.Path(path_type=Path))
+@click.option("--lanes", type=click.IntRange(1, LANES_MAX), default=1, show_default=True, help="Engine processes.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--vram-budget",
+    metavar="SIZE",
+    help=f"Bytes of each lane's expert cache, such as 2GiB. Default on cpu: {DEFAULT_CPU_BUDGET} of host memory.",
+)
+@click.option("--launcher", type=click.Choice(["local", "ray"]), default="local", show_default=True)
+@click.option("--http", default=DEFAULT_HTTP, show_default=True, metavar="HOST:PORT", help="Port 0: any free one.")
+@click.option("--grpc", default=DEFAULT_GRPC, show_default=True, metavar="HOST:PORT|unix:PATH")
+@click.option("--cluster", default="default", show_default=True, metavar="NAME", help="Names the run directory.")
+@click.option("--context", type=click.IntRange(1), metavar="N", help="Prompt and answer tokens. Default: the model's.")
+@click.option("--prefill-chunk", type=click.IntRange(1), metavar="N", help="Prompt tokens a pass. Default: the lane's.")
+@click.option("--cores-per-lane", type=click.IntRange(1), metavar="N", help="Default: all allowed cores, split evenly.")
+@click.option("--drain", "drain_s", type=click.FloatRange(0, 3600), default=10.0, show_default=True, metavar="SECONDS",
+              help="How long running answers may go on when told to stop.")  # fmt: skip
+@click.option("--start-timeout", "start_timeout_s", type=click.FloatRange(1), default=1800.0, show_default=True,
+              metavar="SECONDS", help="Give up when not ready by then.")  # fmt: skip
+@click.option("--log-json", is_flag=True, help="All logs as JSON lines.")
+@click.option("--ready-json", "--json", "ready_json", is_flag=True, help="When ready, one JSON line on stdout.")
+def command(
+    pack: Path,
+    lanes: int,
+    device: str,
+    vram_budget: str | None,
+    launcher: str,
+    http: str,
+    grpc: str,
+    cluster: str,
+    context: int | None,
+    prefill_chunk: int | None,
+    cores_per_lane: int | None,
+    drain_s: float,
+    start_timeout_s: float,
+    log_json: bool,
+    ready_json: bool,
+) -> None:
+    """Serve PACK: one region owner, N lanes and a coordinator, until Ctrl-C (a second one does not wait)."""
+    configure_logging(json_lines=log_json, process="supervisor", level="info" if log_json else "warning")
+    if vram_budget is None and device == "cuda":
+        raise BadOption("say how much memory of each GPU a lane may use: --vram-budget SIZE")
+    http_address = Address.parse(http)
+    if http_address.path:
+        raise BadOption("--http takes HOST:PORT; a Unix socket is for --grpc")
+    config = ServeConfig(
+        pack=check_pack(pack),
+        cluster=cluster,
+        lanes=lanes,
+        device=device,
+        vram_budget_bytes=parse_size(vram_budget or DEFAULT_CPU_BUDGET),
+        launcher=launcher,
+        http=http_address,
+        grpc=Address.parse(grpc),
+        context_tokens=context,
+        prefill_chunk_tokens=prefill_chunk,
+        cores_per_lane=cores_per_lane,
+        drain_s=drain_s,
+        start_timeout_s=start_timeout_s,
+        log_json=log_json,
+    )
+    progress = Progress()
+
+    def on_ready(running: Running) -> None:
+        progress.end()
+        if ready_json:
+            print(json.dumps(running.to_json()), flush=True)
+        else:
+            print(describe(running), flush=True)
+
+    asyncio.run(run_cluster(config, dict(os.environ), progress.show, on_ready))
+
+
+def describe(running: Running) -> str:
+    """What a person wants to know about a cluster that serves."""
+    lanes = sum(name.startswith("lane-") for name in running.pids)
+    return "\n".join([
+        f"{running.ready.model} on {lanes} lane{'s' if lanes > 1 else ''}, ready in {running.ready.seconds:.1f} s",
+        f"  HTTP  http://{running.config.http}/v1",
+        f"  gRPC  {running.config.grpc}",
+        "  Ctrl-C stops it",
+    ])  # fmt: skip
+
+
+class Progress:
+    """What is happening while the cluster comes up: one changing line on a terminal, else a line per change."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._shown = ""
+
+    def show(self, states: Mapping[str, str]) -> None:
+        """Show the states if they have changed."""
+        line = ", ".join(f"{name} {state}" for name, state in sorted(states.items(), key=_owner_first))
+        if line == self._shown:
+            return
+        self._shown = line
+        if self._terminal:
+            sys.stderr.write(f"\r\x1b[K{line}")
+        else:
+            sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self._terminal and self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _owner_first(item: tuple[str, str]) -> tuple[bool, int, str]:
+    name = item[0]
+    return (name != "owner", int(name.removeprefix("lane-")) if name.startswith("lane-") else -1, name)

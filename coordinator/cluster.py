@@ -1,0 +1,139 @@
+"""A cluster on this host from the first process to the last: what `expressway serve` does.
+
+Not here: options and printing (cli.serve), decisions about restarts (fleet, in the coordinator process). Invariant:
+however `run_cluster` ends, no process of the cluster is left and the run directory is empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coordinator.config import ServeConfig, choose_address, split_cores
+from coordinator.launchers import open_launcher
+from coordinator.plan import plan_cluster
+from coordinator.rundir import RunDir
+from coordinator.startup import OnProgress, Ready, wait_ready
+from coordinator.supervisor import Supervisor, serve_keepers
+
+DOOR_GRACE_S = 5.0  # for the coordinator to end after its drain
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A cluster that serves: where, and which processes."""
+
+    config: ServeConfig  # with the ports that were chosen
+    run_dir: Path
+    ready: Ready
+    pids: Mapping[str, int]
+
+    def to_json(self) -> dict[str, object]:
+        """As `--ready-json` prints it and `cluster.json` keeps it."""
+        return {
+            "ready": True,
+            "http": str(self.config.http),
+            "grpc": str(self.config.grpc),
+            "run_dir": str(self.run_dir),
+            "pids": dict(self.pids),
+            "ready_s": round(self.ready.seconds, 3),
+            "model": self.ready.model,
+            "pack": str(self.config.pack),
+            "cluster": self.config.cluster,
+            "launcher": self.config.launcher,
+        }
+
+
+async def run_cluster(
+    config: ServeConfig, env: Mapping[str, str], on_progress: OnProgress, on_ready: Callable[[Running], None]
+) -> None:
+    """Start everything, wait until it serves, go on until SIGINT or SIGTERM, stop everything. A `SetupError` says why
+    it could not be done."""
+    cores = split_cores(sorted(os.sched_getaffinity(0)), config.lanes, config.cores_per_lane)
+    os.umask(0o077)
+    run_dir = RunDir.claim(config.cluster, env)
+    try:
+        config = replace(config, http=choose_address(config.http), grpc=choose_address(config.grpc))
+        launcher = open_launcher(config.launcher, run_dir)
+        try:
+            supervisor = Supervisor(plan_cluster(config, run_dir, cores, env), launcher)
+            await _supervise(supervisor, config, run_dir, on_progress, on_ready)
+        finally:
+            await launcher.close()
+    finally:
+        run_dir.release()
+
+
+async def _supervise(
+    supervisor: Supervisor,
+    config: ServeConfig,
+    run_dir: RunDir,
+    on_progress: OnProgress,
+    on_ready: Callable[[Running], None],
+) -> None:
+    stop, now = asyncio.Event(), asyncio.Event()
+    _on_signals(stop, now)
+    server = await serve_keepers(supervisor, run_dir.socket("supervisor"))
+    life = asyncio.create_task(_live(supervisor, config, run_dir, on_progress, on_ready))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if life.done():
+            life.result()  # it ends only by an error
+    finally:
+        life.cancel()
+        stopping.cancel()
+        await asyncio.gather(life, stopping, return_exceptions=True)
+        await _shut_down(supervisor, config, now)
+        await server.stop(0.0)
+
+
+async def _live(
+    supervisor: Supervisor,
+    config: ServeConfig,
+    run_dir: RunDir,
+    on_progress: OnProgress,
+    on_ready: Callable[[Running], None],
+) -> None:
+    """Start, wait until ready, then keep `cluster.json` true."""
+    await supervisor.start_all()
+    ready = await wait_ready(supervisor, run_dir.socket("owner"), str(config.grpc), config.start_timeout_s, on_progress)
+    announced = False
+    while True:
+        seen = supervisor.version
+        pids = {"supervisor": os.getpid(), **{name: keeper.pid for name, keeper in supervisor.keepers.items()}}
+        running = Running(config, run_dir.path, ready, pids)
+        run_dir.write_cluster(running.to_json())
+        if not announced:
+            on_ready(running)
+            announced = True
+        await supervisor.change(seen)
+
+
+async def _shut_down(supervisor: Supervisor, config: ServeConfig, now: asyncio.Event) -> None:
+    """In order and with patience, or at once when a second signal comes."""
+    orderly = asyncio.create_task(supervisor.shutdown(config.drain_s + DOOR_GRACE_S))
+    hurry = asyncio.create_task(now.wait())
+    await asyncio.wait({orderly, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    hurry.cancel()
+    if not orderly.done():
+        orderly.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await orderly
+    await supervisor.close()
+
+
+def _on_signals(stop: asyncio.Event, now: asyncio.Event) -> None:
+    def received() -> None:
+        if stop.is_set():
+            now.set()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, received)

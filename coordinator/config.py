@@ -1,0 +1,172 @@
+"""What `serve` and `python -m coordinator` were asked for, parsed and checked once; frozen from then on.
+
+Not here: defaults of requests (limits), where sockets lie (rundir). Invariant: a `ServeConfig` has passed every check
+that needs no process: addresses are local and free at the time, the pack is there, the numbers are in range.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import socket
+import stat
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coordinator.errors import BadAddress, BadOption
+from coordinator.rundir import check_socket_path
+
+LANES_MAX = 256
+DEFAULT_HTTP = "127.0.0.1:8000"
+DEFAULT_GRPC = "127.0.0.1:8001"
+# A CPU lane's cache is a private copy of experts in host memory, beside the shared region: keep it modest.
+DEFAULT_CPU_BUDGET = "256MiB"
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_SIZE = re.compile(r"(\d{1,15})(?:\.(\d{1,3}))?\s*([KMG]i?B|B)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a door listens: a loopback host and port, or the path of a Unix socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """From HOST:PORT, [HOST]:PORT or unix:PATH. Port 0 lets the kernel choose. BadAddress says what is wrong."""
+        if text.startswith("unix:"):
+            path = Path(text.removeprefix("unix:"))
+            if not path.is_absolute():
+                raise BadAddress(f"{text}: the path of a Unix socket must be absolute")
+            return cls(path=str(check_socket_path(path)))
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise BadAddress(f"{text!r}: expected HOST:PORT or unix:PATH")
+        host = host.removeprefix("[").removesuffix("]")
+        if host != "localhost":
+            try:
+                loopback = ipaddress.ip_address(host).is_loopback
+            except ValueError:
+                raise BadAddress(f"{text!r}: {host!r} is neither an IP address nor 'localhost'") from None
+            if not loopback:
+                raise BadAddress(
+                    f"{text}: refused, because anybody who reaches it could use the server: this door has no keys "
+                    "and no TLS yet. Listen on 127.0.0.1 and forward from there (ssh -L, or a proxy that "
+                    "authenticates)"
+                )
+        return cls(host="127.0.0.1" if host == "localhost" else host, port=int(port))
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Everything `expressway serve` was asked for."""
+
+    pack: Path
+    cluster: str
+    lanes: int
+    device: str
+    vram_budget_bytes: int
+    launcher: str
+    http: Address
+    grpc: Address
+    context_tokens: int | None
+    prefill_chunk_tokens: int | None
+    cores_per_lane: int | None
+    drain_s: float
+    start_timeout_s: float
+    log_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """Everything `python -m coordinator` was asked for."""
+
+    supervisor: str  # gRPC target of the supervisor's socket
+    pack: Path  # for its tokenizer files
+    http: Address
+    grpc: Address
+    drain_s: float
+    log_json: bool
+
+
+def parse_size(text: str) -> int:
+    """Bytes, from "2GiB", "1.5GB", "300000". BadOption says what is wrong."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise BadOption(f"{text!r}: expected a size such as 512MiB, 2GiB or 2000000000")
+    whole, fraction, unit = match.groups()
+    scale = _UNITS[(unit or "").upper()]
+    return int(whole) * scale + (int(fraction) * scale // 10 ** len(fraction) if fraction else 0)
+
+
+def check_pack(pack: Path) -> Path:
+    """The pack's absolute path, if there is something that looks like one. What is in it is the owner's to check."""
+    manifest = pack / "manifest.msgpack"
+    if not manifest.is_file():
+        found = (
+            "no such directory"
+            if not pack.is_dir()
+            else "no manifest.msgpack in it; make a pack with `expressway pack`"
+        )
+        raise BadOption(f"{pack}: {found}")
+    return pack.resolve()
+
+
+def choose_address(address: Address) -> Address:
+    """The same address, with a port in place of 0; BadAddress when somebody listens there already.
+
+    A moment passes between this check and the door that really listens: what it saves is starting everything for
+    nothing.
+    """
+    if address.path:
+        _check_unix(Path(address.path))
+        return address
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address.host, address.port))
+            probe.listen(1)
+        except OSError as error:
+            raise BadAddress(f"{address}: cannot listen there: {error.strerror}") from None
+        return replace(address, port=probe.getsockname()[1])
+
+
+def _check_unix(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise BadAddress(f"unix:{path}: no directory {path.parent}") from None
+        return
+    if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+        raise BadAddress(f"unix:{path}: there is something else that is not our socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()  # nobody listens: left by a server that was killed
+            return
+        except OSError as error:
+            raise BadAddress(f"unix:{path}: {error.strerror}") from None
+    raise BadAddress(f"unix:{path}: somebody else listens there")
+
+
+def split_cores(cores: list[int], lanes: int, per_lane: int | None = None) -> list[tuple[int, ...]]:
+    """Cores of each lane: equal, disjoint runs; with more lanes than cores, lanes share, spread evenly."""
+    share = per_lane or max(1, len(cores) // lanes)
+    if share > len(cores):
+        raise BadOption(f"{share} cores per lane, but only {len(cores)} are allowed here")
+    if per_lane is not None and share * lanes > len(cores):
+        raise BadOption(f"{lanes} lanes × {share} cores, but only {len(cores)} are allowed here")
+    return [tuple(cores[(lane * share + k) % len(cores)] for k in range(share)) for lane in range(lanes)]

@@ -1,0 +1,48 @@
+"""Asks the region owner how far it is: one request, one reply over its socket, for progress and `status` alone.
+
+Not here: descriptors (lanes attach by themselves). Invariant: what arrives is bounded and of the expected types, or it
+counts as no answer.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+
+_TIMEOUT_S = 0.5
+_MESSAGE_MAX_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerStatus:
+    """How far the region is."""
+
+    state: str  # starting | adopting | filling | ready
+    done_bytes: int
+    total_bytes: int
+
+    def __str__(self) -> str:
+        if self.state in ("filling", "adopting") and self.total_bytes:
+            return f"{self.state} {100 * self.done_bytes // self.total_bytes} %"
+        return self.state
+
+
+def ask_owner(path: Path) -> OwnerStatus | None:
+    """Its status, None when nobody answers in half a second. Blocks that long: call it in a thread."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(_TIMEOUT_S)
+            connection.connect(str(path))
+            connection.send(msgpack.packb({"v": 1, "want": "status"}))
+            raw = msgpack.unpackb(connection.recv(_MESSAGE_MAX_BYTES), max_map_len=16, max_array_len=0)
+    except (OSError, ValueError, msgpack.UnpackException):
+        return None
+    if not isinstance(raw, dict):
+        return None
+    state, done, total = raw.get("state"), raw.get("done"), raw.get("total")
+    if not isinstance(state, str) or not isinstance(done, int) or not isinstance(total, int):
+        return None
+    return OwnerStatus(state[:16], done, total)

@@ -1,0 +1,108 @@
+"""Which processes a cluster has and with what command lines. Pure: paths and options in, plain data out.
+
+Not here: starting them (supervisor, launchers). Invariant: the environment of a process is this one's without what
+would make it see other modules, another cluster's Ray, or a GPU that it must not touch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.config import ServeConfig
+from coordinator.launchers.base import ProcessSpec, module_argv
+from coordinator.rundir import RunDir
+from coordinator.supervisor import COORDINATOR, OWNER, Managed
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOptions:
+    """What every lane of a cluster is told."""
+
+    pack: Path
+    device: str
+    vram_budget_bytes: int
+    context_tokens: int | None
+    prefill_chunk_tokens: int | None
+    log_json: bool
+
+
+def plan_cluster(
+    config: ServeConfig, run_dir: RunDir, cores: Sequence[tuple[int, ...]], env: Mapping[str, str]
+) -> list[Managed]:
+    """Owner, lanes, coordinator, in the order in which they start."""
+    options = LaneOptions(
+        config.pack,
+        config.device,
+        config.vram_budget_bytes,
+        config.context_tokens,
+        config.prefill_chunk_tokens,
+        config.log_json,
+    )
+    lanes = [plan_lane(options, number, run_dir, cores[number], env) for number in range(config.lanes)]
+    coordinator = module_argv(
+        "coordinator",
+        *("--supervisor", f"unix:{run_dir.socket('supervisor')}"),
+        *("--pack", str(config.pack)),
+        *("--http", str(config.http)),
+        *("--grpc", str(config.grpc)),
+        *("--drain-s", str(config.drain_s)),
+        *(("--log-json",) if config.log_json else ()),
+    )
+    return [
+        plan_owner(config.pack, run_dir, env, log_json=config.log_json),
+        *lanes,
+        Managed(ProcessSpec(COORDINATOR, coordinator, child_env(env, gpu=False), run_dir.log(COORDINATOR))),
+    ]
+
+
+def plan_owner(pack: Path, run_dir: RunDir, env: Mapping[str, str], *, log_json: bool) -> Managed:
+    """The region owner of this host."""
+    argv = module_argv(
+        "shared_experts",
+        "own",
+        "--pack",
+        str(pack),
+        "--run-dir",
+        str(run_dir.path),
+        *(("--log-json",) if log_json else ()),
+    )
+    return Managed(ProcessSpec(OWNER, argv, child_env(env, gpu=False), run_dir.log(OWNER)))
+
+
+def plan_lane(
+    options: LaneOptions, number: int, run_dir: RunDir, cores: tuple[int, ...], env: Mapping[str, str]
+) -> Managed:
+    """Lane `number`; on a machine with GPUs it sees its own one alone, under the number 0."""
+    name = f"lane-{number}"
+    address = f"unix:{run_dir.socket(name)}"
+    optional = (("--context", options.context_tokens), ("--prefill-chunk", options.prefill_chunk_tokens))
+    argv = module_argv(
+        "lanes",
+        *("--owner", str(run_dir.socket("owner"))),
+        *("--pack", str(options.pack)),
+        *("--device", options.device),
+        *("--listen", address),
+        *("--vram-budget", str(options.vram_budget_bytes)),
+        *("--cores", ",".join(map(str, cores))),
+        *("--name", name),
+        *("--region-socket", str(run_dir.socket(f"{name}.region"))),
+        *(word for option, value in optional if value is not None for word in (option, str(value))),
+        *(("--log-json",) if options.log_json else ()),
+    )
+    on_gpu = options.device == "cuda"
+    lane_env = child_env(env, gpu=on_gpu)
+    if on_gpu:
+        visible = [gpu for gpu in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+        lane_env["CUDA_VISIBLE_DEVICES"] = visible[number] if number < len(visible) else str(number)
+    return Managed(ProcessSpec(name, argv, lane_env, run_dir.log(name), cores), address)
+
+
+def child_env(env: Mapping[str, str], *, gpu: bool) -> dict[str, str]:
+    """The environment of a process of the cluster."""
+    kept = {key: value for key, value in env.items() if not key.startswith("RAY_") and key != "PYTHONSTARTUP"}
+    kept["PYTHONUNBUFFERED"] = "1"  # a log ends with what the process said last
+    if not gpu:
+        kept["CUDA_VISIBLE_DEVICES"] = ""  # Ray no longer blanks it for processes without a GPU
+    return kept

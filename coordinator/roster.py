@@ -1,0 +1,225 @@
+"""The roster: the fleet's eyes and hands. It watches supervisor and lanes, and gives the request side its views.
+
+    supervisor.sock ──snapshots──▶ ┌────────┐ ──views, clients──▶ doors, dispatch
+    lane-k.sock ──Hello, Watch───▶ │ roster │ ◀─report_suspect──
+                                   └────────┘ ──start, kill──▶ supervisor
+                             (decisions: fleet.Fleet)
+
+Not here: decisions (fleet), requests (dispatch). Invariant: one life of a lane has one client, and a view is "ready"
+only when that life has answered Hello with its model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from coordinator import limits
+from coordinator.errors import LaneError
+from coordinator.fleet import Action, Fleet, Kill, Phase, Start
+from coordinator.lane_client import LaneClient
+from coordinator.lane_view import LaneState, LaneView, ModelView
+from coordinator.supervisor_client import SeenProcess, SupervisorClient, SupervisorUnavailable
+from laneproto.v1 import lane_pb2
+
+log = structlog.get_logger()
+
+_STATES: dict[Phase, LaneState] = {
+    Phase.STARTING: "starting",
+    Phase.SUSPECT: "restarting",  # no new work, and it will be up or restarted soon
+    Phase.RESTARTING: "restarting",
+    Phase.QUARANTINED: "quarantined",
+}
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One life of a lane: a new one with every start."""
+
+    name: str
+    address: str
+    starts: int
+    client: LaneClient
+    follower: asyncio.Task[None] | None = None
+    hello: lane_pb2.HelloReply | None = None
+    model: ModelView | None = None
+    status: lane_pb2.LaneStatus = field(default_factory=lane_pb2.LaneStatus)
+
+
+class FleetRoster:
+    """Implements `lane_view.Roster`. Use as an async context manager; all methods belong to that event loop."""
+
+    def __init__(self, supervisor: SupervisorClient, fleet: Fleet | None = None) -> None:
+        self._supervisor = supervisor
+        self._fleet = fleet or Fleet()
+        self._lanes: dict[str, _Lane] = {}
+        self._views: tuple[LaneView, ...] = ()
+        self._callbacks: dict[object, Callable[[], None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> FleetRoster:
+        self._spawn(self._follow_supervisor())
+        self._spawn(self._keep_time())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = {*self._tasks, *(lane.follower for lane in self._lanes.values() if lane.follower)}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for lane in self._lanes.values():
+            await lane.client.close()
+
+    # --- what the request side sees -----------------------------------------------------------------------------------
+
+    def lanes(self) -> Sequence[LaneView]:
+        """All lanes, in the supervisor's order."""
+        return tuple(self._view(lane) for lane in self._lanes.values())
+
+    def client(self, name: str) -> LaneClient:
+        """The client of the lane's current life."""
+        return self._lanes[name].client
+
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """`callback()` after every change of a lane's state or life; the returned function ends it."""
+        key = object()
+        self._callbacks[key] = callback
+
+        def unsubscribe() -> None:
+            self._callbacks.pop(key, None)
+
+        return unsubscribe
+
+    def report_suspect(self, name: str) -> None:
+        """No new work for this lane until it gives its next sign of life."""
+        log.warning("lane suspected", lane=name)
+        self._fleet.suspected(name)
+        self._publish()
+
+    # --- watching -----------------------------------------------------------------------------------------------------
+
+    async def _follow_supervisor(self) -> None:
+        while True:
+            try:
+                async for processes in self._supervisor.watch():
+                    self._take_over(processes)
+            except SupervisorUnavailable as error:
+                log.warning("supervisor lost", reason=str(error))
+                await asyncio.sleep(limits.SUPERVISOR_RETRY_S)
+
+    def _take_over(self, processes: Iterable[SeenProcess]) -> None:
+        kept = [process for process in processes if process.name != "coordinator"]
+        lanes = [process for process in kept if process.address]
+        self._fleet.observe(
+            {process.name: process.observed for process in kept}, {lane.name for lane in lanes}, time.monotonic()
+        )
+        for process in lanes:
+            known = self._lanes.get(process.name)
+            if known is None or (process.observed.running and known.starts != process.observed.starts):
+                self._begin(process, known)
+            elif not process.observed.running and known.follower is not None:
+                known.follower.cancel()
+                known.follower = known.hello = known.model = None
+        self._publish()
+
+    def _begin(self, process: SeenProcess, before: _Lane | None) -> None:
+        if before is not None:
+            if before.follower is not None:
+                before.follower.cancel()
+            self._spawn(before.client.close())
+        lane = _Lane(
+            process.name, process.address, process.observed.starts, LaneClient(process.address, name=process.name)
+        )
+        self._lanes[process.name] = lane
+        if process.observed.running:
+            lane.follower = asyncio.create_task(self._follow_lane(lane))
+
+    async def _follow_lane(self, lane: _Lane) -> None:
+        """Hello and Watch, again and again, until this life is over."""
+        while True:
+            try:
+                hello = await lane.client.hello(timeout_s=limits.CALL_TIMEOUT_S)
+                if lane.hello is None or lane.hello.incarnation != hello.incarnation:
+                    log.info("lane answers", lane=lane.name, pid=hello.pid, device=hello.device)
+                lane.hello, lane.model = hello, ModelView.of(hello.model)
+                self._sign_of_life(lane, hello.status)
+                async for status in lane.client.watch():
+                    was_starting = lane.status.state == lane_pb2.LANE_STATE_STARTING
+                    if was_starting and status.state != lane_pb2.LANE_STATE_STARTING:
+                        break  # ask again: what was said while it was starting may be incomplete
+                    self._sign_of_life(lane, status)
+            except LaneError:
+                self._fleet.suspected(lane.name)
+                self._publish()
+            await asyncio.sleep(limits.LANE_RETRY_S)
+
+    def _sign_of_life(self, lane: _Lane, status: lane_pb2.LaneStatus) -> None:
+        lane.status = status
+        self._fleet.answered(lane.name, time.monotonic())
+        self._publish()
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    async def _keep_time(self) -> None:
+        while True:
+            for action in self._fleet.tick(time.monotonic()):
+                self._spawn(self._carry_out(action))
+            self._publish()
+            await asyncio.sleep(limits.FLEET_TICK_S)
+
+    async def _carry_out(self, action: Action) -> None:
+        try:
+            match action:
+                case Start(name):
+                    log.info("starting again", process=name)
+                    await self._supervisor.start(name)
+                case Kill(name):
+                    log.error("no sign of life: killed", process=name)
+                    await self._supervisor.stop(name, 0.0)
+        except SupervisorUnavailable as error:
+            log.error("the supervisor could not do it", process=action.name, reason=str(error))
+            self._fleet.failed(action, time.monotonic())
+
+    def _view(self, lane: _Lane) -> LaneView:
+        return LaneView(
+            name=lane.name,
+            address=lane.address,
+            state=self._state(lane),
+            incarnation=lane.hello.incarnation if lane.hello else b"",
+            model=lane.model,
+            restarts=self._fleet.restarts(lane.name),
+            pid=self._fleet.pid(lane.name),
+            device=lane.hello.device if lane.hello else "",
+            counters=lane.status.counters,
+        )
+
+    def _state(self, lane: _Lane) -> LaneState:
+        phase = self._fleet.phase(lane.name)
+        if phase is Phase.STOPPED:
+            return "draining" if self._fleet.ever_started(lane.name) else "starting"
+        if phase is not Phase.UP:
+            return _STATES[phase]
+        if lane.hello is None or lane.status.state == lane_pb2.LANE_STATE_STARTING:
+            return "starting"
+        return "draining" if lane.status.state == lane_pb2.LANE_STATE_DRAINING else "ready"
+
+    def _publish(self) -> None:
+        """Call the subscribers when anything but counters has changed."""
+        views = tuple(self._view(lane) for lane in self._lanes.values())
+        changed = [(v.name, v.state, v.incarnation, v.restarts, v.pid) for v in views] != [
+            (v.name, v.state, v.incarnation, v.restarts, v.pid) for v in self._views
+        ]
+        self._views = views
+        if changed:
+            for callback in tuple(self._callbacks.values()):
+                callback()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,270 @@
+"""The supervisor: processes by name, started and stopped on request, their state told to whoever watches.
+
+It decides one thing alone: the coordinator, whom nobody else can restart, starts again after a backoff. When the owner
+or a lane starts again is the coordinator's decision (fleet). Not here: what the processes are (plan), how they come to
+life (launchers).
+
+Invariant: per name at most one process runs; after `shutdown` none does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+
+from coordinator.fleet import Backoff, FleetLimits
+from coordinator.launchers.base import Launcher, ProcessHandle, ProcessSpec
+from laneproto.v1 import keeper_pb2, keeper_pb2_grpc
+
+LOG_LIMIT_BYTES = 8 << 20
+LOG_KEPT_BYTES = 1 << 20
+LOG_CHECK_S = 5.0
+COORDINATOR = "coordinator"
+OWNER = "owner"
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Managed:
+    """A process and, for a lane, where it will listen."""
+
+    spec: ProcessSpec
+    address: str = ""
+
+
+@dataclass(slots=True)
+class Keeper:
+    """What is known about one process. Exit code None: it runs, or was stopped on request, or never started."""
+
+    managed: Managed
+    handle: ProcessHandle | None = None
+    pid: int = 0
+    exit_code: int | None = None
+    starts: int = 0
+    stopping: bool = False
+    log_start: int = 0  # size of the log when this life began
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while it is being started
+
+    def message(self) -> keeper_pb2.Process:
+        """As the wire says it."""
+        phase = keeper_pb2.PROCESS_PHASE_STOPPED
+        if self.handle is not None:
+            phase = keeper_pb2.PROCESS_PHASE_RUNNING
+        elif self.exit_code is not None:
+            phase = keeper_pb2.PROCESS_PHASE_EXITED
+        return keeper_pb2.Process(
+            name=self.managed.spec.name,
+            phase=phase,
+            pid=self.pid,
+            exit_code=self.exit_code or 0,
+            address=self.managed.address,
+            starts=self.starts,
+        )
+
+    def log_tail(self, limit_bytes: int = 4096) -> str:
+        """The end of what this life has written."""
+        try:
+            with self.managed.spec.log_path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                begin = self.log_start if self.log_start <= size else 0
+                file.seek(max(begin, size - limit_bytes))
+                return file.read(limit_bytes).decode("utf-8", "replace").strip()
+        except FileNotFoundError:
+            return ""
+
+
+class Supervisor:
+    """Keeps the processes. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        processes: Sequence[Managed],
+        launcher: Launcher,
+        limits: FleetLimits = FleetLimits(),  # noqa: B008  frozen
+    ) -> None:
+        self.keepers = {managed.spec.name: Keeper(managed) for managed in processes}
+        self._launcher, self._limits = launcher, limits
+        self.version = 0  # counts changes
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._coordinator_backoff = Backoff(limits)
+
+    async def start_all(self) -> None:
+        """Start every process, in order, and the upkeep of their logs."""
+        for name in self.keepers:
+            await self.start(name)
+        self._spawn(self._bound_logs())
+
+    async def start(self, name: str) -> None:
+        """Start the process unless it runs already. KeyError for an unknown name, OSError when it cannot be started."""
+        keeper = self.keepers[name]
+        async with keeper.lock:
+            if keeper.handle is not None or self._closing:
+                return
+            path = keeper.managed.spec.log_path
+            keeper.log_start = path.stat().st_size if path.exists() else 0
+            keeper.handle = handle = await self._launcher.spawn(keeper.managed.spec)
+            keeper.pid, keeper.exit_code, keeper.stopping = handle.pid, None, False
+            keeper.starts += 1
+        log.info("started", process=name, pid=handle.pid, starts=keeper.starts)
+        self._notify()
+        self._spawn(self._wait(keeper, handle))
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL after the grace; returns when it is gone. KeyError for an unknown name.
+
+        Without any grace it is a kill: the end then counts as an exit, not as a stop on request.
+        """
+        keeper = self.keepers[name]
+        async with keeper.lock:
+            handle = keeper.handle
+        if handle is None:
+            return
+        if grace_s <= 0:
+            await handle.kill()
+        else:
+            keeper.stopping = True
+            await end(handle, grace_s)
+        while keeper.handle is handle:
+            await self.change(self.version)
+
+    async def shutdown(self, drain_s: float) -> None:
+        """Stop all: the coordinator first (it drains), then the lanes, the owner last; then the launcher."""
+        self._closing = True
+        names = list(self.keepers)
+        lanes = [name for name in names if name not in (COORDINATOR, OWNER)]
+        for group, grace_s in (([COORDINATOR], drain_s), (lanes, 5.0), ([OWNER], 5.0)):
+            await asyncio.gather(*(self.stop(name, grace_s) for name in group if name in self.keepers))
+        await self.close()
+
+    async def close(self) -> None:
+        """Kill what still runs and end all tasks. Idempotent."""
+        self._closing = True
+        await self._launcher.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def snapshot(self) -> keeper_pb2.Snapshot:
+        """All processes now."""
+        return keeper_pb2.Snapshot(processes=[keeper.message() for keeper in self.keepers.values()])
+
+    async def change(self, seen: int) -> None:
+        """Returns once there is a newer version than `seen`."""
+        while self.version == seen:
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        self.version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _wait(self, keeper: Keeper, handle: ProcessHandle) -> None:
+        began = time.monotonic()
+        code = await handle.wait()
+        name = keeper.managed.spec.name
+        keeper.handle, keeper.pid = None, 0
+        keeper.exit_code = None if keeper.stopping else code
+        expected = keeper.stopping or self._closing
+        (log.info if expected else log.warning)("ended", process=name, exit_code=code)
+        self._notify()
+        life_s = time.monotonic() - began
+        while name == COORDINATOR and keeper.handle is None and not keeper.stopping and not self._closing:
+            await asyncio.sleep(self._coordinator_backoff.after_life_of(life_s))
+            try:
+                await self.start(name)
+            except OSError as error:
+                log.error("cannot start", process=name, reason=str(error))
+                life_s = 0.0
+
+    async def _bound_logs(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_CHECK_S)
+            for keeper in self.keepers.values():
+                trim_log(keeper.managed.spec.log_path)
+
+
+async def end(handle: ProcessHandle, grace_s: float) -> int:
+    """SIGTERM, then SIGKILL after the grace; the exit code."""
+    await handle.terminate()
+    try:
+        return await asyncio.wait_for(handle.wait(), grace_s)
+    except TimeoutError:
+        await handle.kill()
+        return await handle.wait()
+
+
+def trim_log(path: Path, limit_bytes: int = LOG_LIMIT_BYTES, kept_bytes: int = LOG_KEPT_BYTES) -> None:
+    """Cut a log that has grown past the limit: its end goes to `<name>.1`, the file begins anew.
+
+    The process goes on writing to the same file (opened for appending), so nobody is paced by this one; lines written
+    between the copy and the cut are lost.
+    """
+    with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= limit_bytes:
+            return
+        file.seek(size - kept_bytes)
+        path.with_name(path.name + ".1").write_bytes(file.read(kept_bytes))
+        file.truncate(0)
+
+
+class KeeperService(keeper_pb2_grpc.KeepersServicer):
+    """The supervisor over gRPC. The socket's directory (0700) is the access control."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    async def Watch(
+        self, request: keeper_pb2.WatchRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[keeper_pb2.Snapshot]:
+        """The state now and after every change."""
+        while True:
+            seen = self._supervisor.version
+            yield self._supervisor.snapshot()
+            await self._supervisor.change(seen)
+
+    async def Start(self, request: keeper_pb2.ProcessName, context: grpc.aio.ServicerContext) -> keeper_pb2.StartReply:
+        """Start a process."""
+        try:
+            await self._supervisor.start(request.name)
+        except KeyError:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no process {request.name!r}")
+        except OSError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"{request.name}: {error}")
+        return keeper_pb2.StartReply()
+
+    async def Stop(self, request: keeper_pb2.StopRequest, context: grpc.aio.ServicerContext) -> keeper_pb2.StopReply:
+        """Stop a process: a request to stop, not a crash."""
+        try:
+            await self._supervisor.stop(request.name, min(max(request.grace_s, 0.0), 60.0))
+        except KeyError:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no process {request.name!r}")
+        return keeper_pb2.StopReply()
+
+
+async def serve_keepers(supervisor: Supervisor, socket: Path) -> grpc.aio.Server:
+    """Serve the keepers on this socket, 0600."""
+    server = grpc.aio.server()
+    keeper_pb2_grpc.add_KeepersServicer_to_server(KeeperService(supervisor), server)
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    os.chmod(socket, 0o600)
+    return server
