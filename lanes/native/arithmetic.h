@@ -70,6 +70,7 @@ struct Isa {
 extern const Isa kScalar;
 #if defined(__x86_64__)
 extern const Isa kAvx2, kAvx512;
+void dots_f32_avx2(int k, const float* w, int64_t stride, int count, const float* x, float* out);
 #endif
 
 // IEEE defaults (nearest even, denormals kept) while it lives, whatever the caller's thread had set.
@@ -105,5 +106,21 @@ constexpr float kExp[6] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                            4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
 constexpr uint32_t kTinyBits = (127u - 100u) << 23;  // 2^-100
 constexpr uint32_t kInfBits = 0x7f800000u;
+
+// Scale of a group whose greatest absolute value has these bits.
+struct GroupScale {
+  bool usable;
+  float scale, reciprocal;
+
+  explicit GroupScale(uint32_t max_bits) : usable(max_bits >= kTinyBits && max_bits < kInfBits) {
+    const float m = f32_of_bits(max_bits);
+    scale = usable ? m / 127.0f : max_bits >= kInfBits ? f32_of_bits(0x7fc00000u) : 0.0f;
+    reciprocal = usable ? 127.0f / m : 0.0f;
+  }
+  void store(const Shape& s, int g, int32_t correction, uint8_t* row) const {
+    memcpy(row + s.scale_offset + 4 * g, &scale, 4);
+    memcpy(row + s.correction_offset + 4 * g, &correction, 4);
+  }
+};
 
 }  // namespace experts

@@ -20,25 +20,20 @@ float f32_of_f16(const uint8_t* at) {
 
 void quantise(const Shape& s, int first, int count, const float* x, uint8_t* row) {
   auto* q = reinterpret_cast<int8_t*>(row);
-  auto* scale = reinterpret_cast<float*>(row + s.scale_offset);
-  auto* correction = reinterpret_cast<int32_t*>(row + s.correction_offset);
   for (int g = first; g < first + count; ++g, x += s.group) {
     uint32_t max_bits = 0;
     for (int j = 0; j < s.group; ++j) {
       const uint32_t bits = bits_of_f32(x[j]) & 0x7fffffffu;
       if (bits > max_bits) max_bits = bits;
     }
-    const bool usable = max_bits >= kTinyBits && max_bits < kInfBits;
-    const float m = f32_of_bits(max_bits);
-    const float reciprocal = 127.0f / m;
-    scale[g] = usable ? m / 127.0f : max_bits >= kInfBits ? f32_of_bits(0x7fc00000u) : 0.0f;
+    const GroupScale scale(max_bits);
     int32_t sum = 0;
     for (int j = 0; j < s.group; ++j) {
-      const auto v = usable ? static_cast<int8_t>(lrintf(x[j] * reciprocal)) : int8_t{0};
+      const auto v = scale.usable ? static_cast<int8_t>(lrintf(x[j] * scale.reciprocal)) : int8_t{0};
       q[s.q_offset(g, j)] = v;
       sum += v;
     }
-    correction[g] = 8 * sum;
+    scale.store(s, g, 8 * sum, row);
   }
 }
 
