@@ -70,7 +70,11 @@ def own(
 def configure_log(*, json: bool) -> None:
     """Sends structlog's events to stderr, as JSON or readable, with level and time."""
     renderer = (
-        structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        structlog.processors.JSONRenderer()
+        if json
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
     )
     structlog.configure(
         processors=[

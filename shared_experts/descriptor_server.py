@@ -66,7 +66,7 @@ class DescriptorServer:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(scratch)
             listener.bind(scratch)
-            listener.listen(CONNECTIONS_MAX)
+            listener.listen(4 * CONNECTIONS_MAX)
             status = os.stat(scratch)
             os.rename(scratch, self.path)  # replaces a dead server's name in one step
         except OSError as error:

@@ -154,7 +154,7 @@ def ask(path: str | os.PathLike[str], want: str, *, timeout_s: float) -> tuple[R
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(timeout_s)
         try:
-            connection.connect(text)
+            _connect(connection, text, deadline_s)
             if peer_uid(connection) != os.geteuid():
                 raise HandoffError(f"{text}: another user's process listens here")
             connection.send(encode_request(want))
@@ -175,6 +175,17 @@ def ask(path: str | os.PathLike[str], want: str, *, timeout_s: float) -> tuple[R
             os.close(fd)
         raise
     return status, fds[0] if fds else None
+
+
+def _connect(connection: socket.socket, path: str, deadline_s: float) -> None:
+    """Connects; a queue that is full at the moment (EAGAIN, which the kernel does not wait for) is tried again."""
+    while True:
+        try:
+            return connection.connect(path)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(0.005)
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:

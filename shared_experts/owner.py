@@ -28,7 +28,9 @@ LOCK_NAME = "owner.lock"
 SOCKET_NAME = "owner.sock"
 HOLDER_PATTERN = "lane-*.region.sock"
 HOLDERS_MAX = 256
-_HOLDER_LIMIT_S = 1.0
+# A dead lane's socket refuses at once; the limit is for one that lives and is slow, where giving up too early would put
+# the experts into memory a second time.
+_HOLDER_LIMIT_S = 5.0
 _PROGRESS_LOG_S = 5.0
 
 _log = structlog.get_logger(__name__)

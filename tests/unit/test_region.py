@@ -108,11 +108,10 @@ class TestImmutable:
         assert fcntl.fcntl(region.fd, fcntl.F_GET_SEALS) & memfd.REQUIRED_SEALS == memfd.REQUIRED_SEALS
 
     def test_pwrite_and_truncate_are_refused(self, region):
-        with pytest.raises(OSError) as caught:
+        with pytest.raises(OSError, match="Bad file descriptor"):
             os.pwrite(region.fd, b"x", 5000)
-        assert caught.value.errno == errno.EBADF
         for size in (0, 1 << 22):
-            with pytest.raises(OSError):
+            with pytest.raises(OSError, match=r"Invalid argument|not permitted"):
                 os.ftruncate(region.fd, size)
 
     def test_writable_map_is_refused_and_a_read_map_cannot_become_writable(self, region):
@@ -137,14 +136,13 @@ class TestImmutable:
                 lambda: punch_hole(writer, 4096, 4096),
                 lambda: fcntl.fcntl(writer, fcntl.F_ADD_SEALS, 0x10),
             ):
-                with pytest.raises(OSError) as caught:
+                with pytest.raises(PermissionError):
                     attempt()
-                assert caught.value.errno in (errno.EPERM, errno.EACCES), attempt
             os.close(writer)
         assert os.pread(region.fd, 1 << 20, 0) == before
 
     def test_holes_cannot_be_punched(self, region):
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="Bad file descriptor"):
             punch_hole(region.fd, 4096, 4096)
 
     def test_no_name_and_no_other_descriptor_stays(self, tmp_path):
@@ -162,7 +160,8 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
     if libc.fallocate(fd, mode, ctypes.c_long(offset), ctypes.c_long(length)):
-        raise OSError(ctypes.get_errno(), "fallocate")
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
 
 
 class TestRefused:
@@ -208,8 +207,8 @@ class TestRefused:
 
     def test_magic_version_reserved(self):
         assert refusal(patched(0, b"XPWYREGO"), size=self.size) == "magic"
-        assert refusal(patched(8, (REGION_LAYOUT_VERSION + 1).to_bytes(4, "little")), size=self.size) == "layout_version"
-        assert refusal(patched(12, (8192).to_bytes(4, "little")), size=self.size) == "layout_version"
+        for offset, value in ((8, REGION_LAYOUT_VERSION + 1), (12, 8192)):
+            assert refusal(patched(offset, value.to_bytes(4, "little")), size=self.size) == "layout_version"
         for offset in (76, 116):
             assert refusal(patched(offset, b"\1"), size=self.size) == "reserved"
         assert refusal(patched(124, b"\1"), size=self.size) == "reserved"
@@ -254,7 +253,7 @@ class TestBuildFails:
     def test_file_that_shrinks_meanwhile(self, tmp_path, monkeypatch):
         path = regions.write_experts(tmp_path / "experts.bin")
         real = os.preadv
-        monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: 0 if offset > 50_000 else real(fd, buffers, offset))
+        monkeypatch.setattr(os, "preadv", lambda fd, views, offset: 0 if offset > 50_000 else real(fd, views, offset))
         assert "ends early" in str(self.refused(PackError, path))
 
     def test_not_enough_memory_by_one_byte(self, tmp_path, monkeypatch):
@@ -339,7 +338,7 @@ def test_huge_pages_hold_the_same_region(tmp_path):
 
 
 def test_meminfo_and_groups_are_read():
-    assert host_memory.meminfo("MemTotal:  10 kB\nHugePages_Free:   3\nPss:   7 kB\n") == {"MemTotal": 10240, "Pss": 7168}
+    assert host_memory.meminfo("MemTotal: 10 kB\nHugePages_Free: 3\nPss:  7 kB\n") == {"MemTotal": 10240, "Pss": 7168}
     assert host_memory.available_bytes() > 0
     assert 128 << 20 <= host_memory.floor_bytes() <= 1 << 30
 
