@@ -185,7 +185,7 @@ class Engine:
             if generation.cancelled():
                 return None
             end = min(start + self._chunk, len(ids))
-            window = Window.of_sequence(ids[start:end], start, slot, logits="last" if end == len(ids) else "none")
+            window = Window.of_sequence(list(ids[start:end]), start, slot, logits="last" if end == len(ids) else "none")
             began_ns = time.monotonic_ns()
             logits = self._step(window)
             self._counters.prefill_ns += time.monotonic_ns() - began_ns

@@ -1,4 +1,4 @@
-"""A tiny deterministic model for the engine: the next token follows from position and last token; can block or poison."""
+"""A tiny deterministic model for the engine: the next token follows from position and last token."""
 
 from __future__ import annotations
 
