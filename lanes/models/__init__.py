@@ -1,0 +1,21 @@
+"""Models as declarations: tokens of a window in, logits out. Not here: scheduling, sampling, expert placement.
+
+What other parts use:
+
+    model = load_model(pack, experts, device="cpu")    an open shared_experts.pack.Pack, lanes.experts.protocol.Experts
+    model.spec                                         lanes.models.qwen4_exp.spec.Spec: sizes, bounds, arithmetic
+    pool = StatePool(model.state_shape, budget_bytes)  lanes.state.pool
+    slot = pool.open(max_tokens)                       charges the worst case, allocates as the sequence grows
+    logits = model.forward(window, pool)               fp32 [n wanted, V], in row order; any Mapping[slot, state] does
+    pool[slot].length                                  tokens in the state: where the next window starts
+    pool.reset(slot); pool.close(slot)
+
+Invariant: `forward` either advances every sequence of the window by its rows, or raises and leaves those sequences
+marked as broken (only `reset` makes such a state usable again).
+"""
+
+from __future__ import annotations
+
+from lanes.models.load import Model, load_model
+
+__all__ = ["Model", "load_model"]

@@ -1,0 +1,57 @@
+"""The few operations that several blocks share.
+
+Every activation between operations is fp32. A product rounds its input to the type of the matrix and returns fp32, so a
+bf16 model computes in bf16 only inside products; with fp32 matrices nothing is rounded.
+
+Letters: R rows, N outputs, G groups, D group size, C channels, T taps.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """x [R, D] times matrix [N, D] transposed: fp32 [R, N]."""
+    return F.linear(x.to(matrix.dtype), matrix).float()
+
+
+def rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """x over the root mean square of its last dimension; no weight."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def causal_conv(columns: torch.Tensor, taps: torch.Tensor, dilation: int = 1) -> torch.Tensor:
+    """Depthwise convolution of rows: out[r] = sum over t of taps[t] * columns[r + t * dilation].
+
+    columns: [R + (T - 1) * dilation, C], the earlier rows first; taps: [T, C]; out: [R, C]. The sum runs in ascending
+    t whatever R is, so a row's result does not depend on how a prompt was cut.
+    """
+    rows = columns.shape[0] - (taps.shape[0] - 1) * dilation
+    out = columns[:rows] * taps[0]
+    for t in range(1, taps.shape[0]):
+        out.addcmul_(columns[t * dilation : t * dilation + rows], taps[t])
+    return out
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding of the first 2·P dimensions, in halves: pairs are (i, i + P).
+
+    x: [..., D]; cos, sin: [..., P], broadcast over heads.
+    """
+    pairs = cos.shape[-1]
+    a, b = x[..., :pairs], x[..., pairs : 2 * pairs]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, x[..., 2 * pairs :]), dim=-1)
+
+
+def top_lowest(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """Indices of the k greatest of non-negative fp32 scores [..., n], ascending; equal scores: the lowest index wins.
+
+    Library top-k leaves ties open, and ties are common here: scores are sums of rectified products, often exactly
+    zero. Score and index become one integer key, so no two are equal. Non-negative floats order as their bits do; + 0.0
+    turns -0.0 into +0.0. NaN ranks above everything.
+    """
+    index = torch.arange(scores.shape[-1], device=scores.device)
+    keys = ((scores + 0.0).view(torch.int32).to(torch.int64) << 32) - index
+    return keys.topk(k, dim=-1, sorted=False).indices.sort(dim=-1).values

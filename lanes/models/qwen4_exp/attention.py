@@ -1,0 +1,131 @@
+"""QSA attention: gated grouped-query attention over the blocks that an indexer chose.
+
+    q, gate = W_q u per head;  q, k normed per head and rotated;  out = W_o (attention * sigmoid(gate))
+
+A query with at most `index_topk` complete blocks reads everything before it: those rows attend densely. Later rows
+read a gathered set of at most budget + r - 1 keys each. Both work in slices of bounded memory; neither loops over
+queries. All heads of a row read the same keys.
+
+Letters: R rows, T rows of a run, A heads, KV key/value heads, G = A / KV, D head size, J index size, L keys,
+r tokens per block, k blocks chosen.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from lanes.models.ops import product, rms, rotate
+from lanes.models.qwen4_exp.indexer import Indexer
+from lanes.models.qwen4_exp.rows import Rows, Run
+from lanes.models.qwen4_exp.spec import Spec
+from lanes.models.weights import Weights
+from lanes.state.sequence import AttentionState
+
+MOST_GATHER_BYTES = 32 << 20  # of gathered keys and values alive at once
+DENSE_QUERY_ROWS = 256  # rows per slice of dense attention: bounds its mask
+
+
+class Attention:
+    """One layer's QSA attention."""
+
+    def __init__(self, spec: Spec, weights: Weights, layer: int) -> None:
+        self._spec, self._layer = spec, layer
+        heads, keys = 2 * spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        index = (spec.index_heads + 1) * spec.index_dim
+        parts = (("q_proj", heads), ("k_proj", keys), ("v_proj", keys))
+        self._inputs = weights.matrix(
+            *((f"{name}.weight", rows) for name, rows in parts),
+            ("indexer.index_qk_proj.weight", index),
+            columns=spec.hidden,
+        )
+        self._output = weights.matrix(("o_proj.weight", spec.hidden), columns=spec.heads * spec.head_dim)
+        self._input_bias = self._output_bias = None
+        if spec.attention_bias:
+            bias = weights.bias([(f"{name}.bias", rows) for name, rows in parts])
+            self._input_bias = F.pad(bias, (0, index))
+            self._output_bias = weights.vector("o_proj.bias", spec.hidden)
+        self._norm_q = 1.0 + weights.vector("q_norm.weight", spec.head_dim)
+        self._norm_k = 1.0 + weights.vector("k_norm.weight", spec.head_dim)
+        self._indexer = Indexer(spec, weights.under("indexer"))
+        self._split = (heads, keys, keys, spec.index_heads * spec.index_dim, spec.index_dim)
+
+    def __call__(self, u: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """u, result: fp32 [R, H]."""
+        spec = self._spec
+        projected = product(u, self._inputs)
+        if self._input_bias is not None:
+            projected += self._input_bias
+        wide, k, v, index_q, raw_keys = projected.split(self._split, dim=1)
+        q, gate = wide.unflatten(1, (spec.heads, 2, spec.head_dim)).unbind(2)  # [R, A, D] each
+        cos, sin = (x[:, None] for x in rows.rotation)
+        q = rotate(rms(q, spec.eps) * self._norm_q, cos, sin)
+        k = rotate(rms(k.unflatten(1, (-1, spec.head_dim)), spec.eps) * self._norm_k, cos, sin)
+        v = v.unflatten(1, (-1, spec.head_dim))
+        index_q = self._indexer.queries(index_q, rows.rotation)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        for run in rows.runs:
+            state, part = run.state.attention[self._layer], run.rows
+            state.keys[:, run.start : run.stop] = k[part].transpose(0, 1)
+            state.values[:, run.start : run.stop] = v[part].transpose(0, 1)
+            state.raw_index_keys[run.start : run.stop] = raw_keys[part]
+            self._indexer.complete_blocks(state, run)
+            self._attend(q[part], index_q[part], state, run, out[part])
+        out *= gate.sigmoid()
+        result = product(out.flatten(1), self._output)
+        return result if self._output_bias is None else result + self._output_bias
+
+    def _attend(
+        self, q: torch.Tensor, index_q: torch.Tensor, state: AttentionState, run: Run, out: torch.Tensor
+    ) -> None:
+        """Fills out [T, A, D] for the run's queries q [T, A, D]."""
+        spec = self._spec
+        first_chosen = (spec.index_topk + 1) * spec.index_block_tokens - 1  # first position that cannot read all
+        dense = min(max(first_chosen - run.start, 0), run.stop - run.start)
+        q = q.to(state.keys.dtype).unflatten(1, (spec.kv_heads, -1))  # [T, KV, G, D]
+        for first in range(0, dense, DENSE_QUERY_ROWS):
+            part = slice(first, min(first + DENSE_QUERY_ROWS, dense))
+            out[part] = self._dense(q[part], state, run.start + part.start)
+        if dense < q.shape[0]:
+            positions = torch.arange(run.start + dense, run.stop, device=q.device)
+            chosen = self._indexer.choose(index_q[dense:], positions, state)
+            per_row = 2 * spec.kv_heads * spec.head_dim * state.keys.element_size()
+            step = max(1, MOST_GATHER_BYTES // (per_row * (spec.index_budget_tokens + spec.index_block_tokens)))
+            for first in range(0, positions.shape[0], step):
+                part = slice(first, first + step)
+                rows = slice(dense + first, min(dense + first + step, q.shape[0]))
+                out[rows] = self._gathered(q[rows], chosen[part], positions[part], state)
+
+    def _dense(self, q: torch.Tensor, state: AttentionState, start: int) -> torch.Tensor:
+        """Rows [T, KV, G, D] from position `start` on, over everything before them: fp32 [T, A, D]."""
+        rows, groups = q.shape[0], q.shape[2]
+        length = start + rows
+        mask = None
+        if rows > 1:
+            mask = torch.ones((rows, length), dtype=torch.bool, device=q.device).tril(start)
+            mask = mask[None].expand(groups, -1, -1).reshape(1, 1, groups * rows, length)
+        out = F.scaled_dot_product_attention(
+            q.permute(1, 2, 0, 3).flatten(1, 2)[None],  # [1, KV, G * T, D]
+            state.keys[None, :, :length],
+            state.values[None, :, :length],
+            attn_mask=mask,
+        )
+        heads = out.view(-1, groups, rows, out.shape[-1])  # [KV, G, T, D]
+        return heads.permute(2, 0, 1, 3).flatten(1, 2).float()
+
+    def _gathered(
+        self, q: torch.Tensor, chosen: torch.Tensor, positions: torch.Tensor, state: AttentionState
+    ) -> torch.Tensor:
+        """Rows [T, KV, G, D] over their chosen blocks [T, k] and the tokens of the open block: fp32 [T, A, D]."""
+        size = self._spec.index_block_tokens
+        inside = torch.arange(size, device=q.device)
+        tokens = (chosen[:, :, None] * size + inside).flatten(1)  # [T, k * r]
+        open_tokens = ((positions + 1) // size * size)[:, None] + inside[:-1]  # [T, r - 1], some past the query
+        tokens = torch.cat((tokens, open_tokens), dim=1)
+        visible = tokens <= positions[:, None]
+        tokens = torch.where(visible, tokens, 0).flatten()
+        keys, values = (
+            x.index_select(1, tokens).unflatten(1, (q.shape[0], -1)) for x in (state.keys, state.values)
+        )  # [KV, T, L, D]
+        out = F.scaled_dot_product_attention(q.transpose(0, 1), keys, values, attn_mask=visible[None, :, None])
+        return out.transpose(0, 1).flatten(1, 2).float()  # [T, A, D]

@@ -1,0 +1,80 @@
+"""The Gated DeltaNet block: projections, short convolution, delta rule, gated norm.
+
+    qkv = silu(conv4(W u));  q, k l2-normalised per head, q / sqrt(K);  each k head serves N / key_heads v heads
+    beta = sigmoid(b);  g = -exp(A_log) softplus(a + dt_bias)
+    out  = W_o (rms(o) * w * gate(z))            w is centred on 1 here, unlike every other norm
+
+Not here: the rule itself (`delta_rule`). b and a steer an exponential, so their matrix stays fp32.
+
+Letters: R rows, T rows of a run, N value heads, K key size, V value size, C channels.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from lanes.models.delta_rule import delta_rule
+from lanes.models.ops import causal_conv, product, rms
+from lanes.models.qwen4_exp.rows import Rows
+from lanes.models.qwen4_exp.spec import Spec
+from lanes.models.weights import Weights
+
+L2_EPS = 1e-6
+
+
+class DeltaNet:
+    """One layer's Gated DeltaNet."""
+
+    def __init__(self, spec: Spec, weights: Weights, layer: int) -> None:
+        self._spec, self._layer = spec, layer
+        wide = spec.value_heads * spec.value_dim
+        self._inputs = weights.matrix(
+            ("in_proj_qkv.weight", spec.conv_channels), ("in_proj_z.weight", wide), columns=spec.hidden
+        )
+        self._gates = weights.matrix(
+            ("in_proj_b.weight", spec.value_heads),
+            ("in_proj_a.weight", spec.value_heads),
+            columns=spec.hidden,
+            dtype=torch.float32,
+        )
+        taps = weights.vector("conv1d.weight", spec.conv_channels, 1, spec.conv_taps)
+        self._taps = taps.squeeze(1).t().contiguous()  # [taps, C]
+        self._rate = -weights.vector("A_log", spec.value_heads).exp()
+        self._shift = weights.vector("dt_bias", spec.value_heads)
+        self._norm = weights.vector("norm.weight", spec.value_dim)
+        self._output = weights.matrix(("out_proj.weight", spec.hidden), columns=wide)
+
+    def __call__(self, u: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """u, result: fp32 [R, H]."""
+        spec = self._spec
+        qkv, z = product(u, self._inputs).split((spec.conv_channels, spec.value_heads * spec.value_dim), dim=1)
+        b, a = product(u, self._gates).chunk(2, dim=1)  # [R, N]
+        beta, g = b.sigmoid(), self._rate * F.softplus(a + self._shift)
+        q, k, v = self._convolved(qkv, rows)
+        out = torch.empty_like(v)  # [R, N, V]
+        for run in rows.runs:
+            part = run.rows
+            matrix = run.state.recurrent[self._layer].matrix
+            out[part] = delta_rule(matrix, q[part], k[part], v[part], g[part], beta[part])
+        gate = z.view_as(out)
+        gate = gate.sigmoid() if spec.gate == "sigmoid" else F.silu(gate)
+        out = (rms(out, spec.eps) * self._norm).mul_(gate)
+        return product(out.flatten(1), self._output)
+
+    def _convolved(self, qkv: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k [R, N, K] and v [R, N, V] behind convolution and norm; moves the states' tails on."""
+        spec = self._spec
+        mixed = torch.empty_like(qkv)
+        for run in rows.runs:
+            tail = run.state.recurrent[self._layer].conv
+            columns = torch.cat((tail, qkv[run.rows]))
+            mixed[run.rows] = causal_conv(columns, self._taps)
+            tail.copy_(columns[-tail.shape[0] :])
+        mixed = F.silu(mixed, inplace=True)
+        wide = spec.key_heads * spec.key_dim
+        keys, v = mixed.split((2 * wide, spec.value_heads * spec.value_dim), dim=1)
+        keys = keys.reshape(-1, 2, spec.key_heads, spec.key_dim)
+        keys = keys * torch.rsqrt(keys.square().sum(-1, keepdim=True) + L2_EPS)
+        keys = keys.repeat_interleave(spec.value_heads // spec.key_heads, dim=2)  # [R, 2, N, K]
+        return keys[:, 0] * spec.key_dim**-0.5, keys[:, 1], v.reshape(-1, spec.value_heads, spec.value_dim)

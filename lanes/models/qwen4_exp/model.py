@@ -1,0 +1,77 @@
+"""The `qwen4_exp` text model, declared: a list of blocks over residual streams, then a mixer and a head.
+
+Invariant: `forward` either advances every sequence of the window by its rows, or raises; after an exception that comes
+once states have changed, those states are marked broken.
+
+Letters: R rows, S streams, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from lanes.experts.protocol import Experts
+from lanes.models.ops import product
+from lanes.models.qwen4_exp.attention import Attention
+from lanes.models.qwen4_exp.deltanet import DeltaNet
+from lanes.models.qwen4_exp.moe import Moe
+from lanes.models.qwen4_exp.ngram import NgramLayer, NgramTable
+from lanes.models.qwen4_exp.rows import Rotary, Rows, prepare
+from lanes.models.qwen4_exp.spec import Spec
+from lanes.models.qwen4_exp.stream import Connected, Mixer
+from lanes.models.weights import Weights
+from lanes.state.sequence import SequenceState
+from lanes.state.shape import StateShape
+from lanes.window import Window
+
+StreamBlock = Callable[[torch.Tensor, Rows], torch.Tensor]  # x [R, S, H] in, x out
+
+
+class Qwen4Exp:
+    """A loaded model. Windows go in one at a time; the model itself holds no sequence."""
+
+    def __init__(self, spec: Spec, weights: Weights, experts: Experts, tables: Mapping[int, NgramTable]) -> None:
+        self.spec, self.device, self.dtype = spec, weights.device, weights.dtype
+        self.state_shape: StateShape = spec.state_shape(weights.dtype)
+        self._rotary = Rotary(spec.rotary_dim, spec.rope_theta, weights.device)
+        body = weights.under("model")
+        self._embedding = body.matrix(("embed_tokens.weight", spec.vocab), columns=spec.hidden)
+        self._blocks: list[StreamBlock] = []
+        for layer, kind in enumerate(spec.layers):
+            of = body.under(f"layers.{layer}")
+            if layer in spec.ngram_layers:
+                self._blocks.append(NgramLayer(spec, of.under("ple"), layer, tables[layer]))
+            mixing = (
+                DeltaNet(spec, of.under("linear_attn"), layer)
+                if kind == "deltanet"
+                else Attention(spec, of.under("self_attn"), layer)
+            )
+            self._blocks.append(Connected(spec, of.under("attn_hyper_connection"), mixing))
+            self._blocks.append(
+                Connected(spec, of.under("mlp_hyper_connection"), Moe(spec, of.under("mlp"), layer, experts))
+            )
+        self._mixer = Mixer(spec, body.under("hyper_connection_mixer"), injects=False)
+        # The head stays fp32: a bf16 product rounds logits to 8 bits, which ties neighbours at the top.
+        head = body.under("embed_tokens") if spec.tied else weights.under("lm_head")
+        self._head = head.matrix(("weight", spec.vocab), columns=spec.hidden, dtype=torch.float32)
+
+    @torch.no_grad()
+    def forward(self, window: Window, states: Mapping[int, SequenceState]) -> torch.Tensor:
+        """Runs the rows and returns fp32 logits [rows that want them, V], in row order."""
+        rows = prepare(window, states, self.spec, self._rotary)
+        for run in rows.runs:
+            run.state.broken = True
+        x = self._embedding[window.token_ids.to(self.device)].float()
+        x = x[:, None].repeat(1, self.spec.streams, 1)  # [R, S, H]
+        for block in self._blocks:
+            x = block(x, rows)
+        u, _ = self._mixer(x[window.want_logits.to(self.device)])
+        logits = product(u, self._head)
+        for run in rows.runs:
+            state = run.state
+            context = torch.cat((state.context_ids, window.token_ids[run.rows]))
+            state.context_ids.copy_(context[context.shape[0] - state.context_ids.shape[0] :])
+            state.length, state.broken = run.stop, False
+        return logits

@@ -1,0 +1,109 @@
+"""N-gram embeddings: a hash of the last tokens picks rows of a table; gated by the streams, they add local memory.
+
+Rows depend on token ids alone (`row_ids`), so they can be read before anything is computed.
+
+    m_n(t) = xor over i < n of id(t - i) * M_i              for orders n = 2..ngram_order
+    row    = m_n mod p_head + offset_head
+    e      = the rows of all heads, end to end
+    gate_i = (norm_key(W_k e)_i . norm_query(x)_i) / sqrt(H);   gate_i = sign * sqrt(max(|gate_i|, 1e-6))
+    gv_i   = sigmoid(gate_i) * W_v e
+    x     += gv + silu(conv(norm_conv(gv)))                 taps ngram_order apart
+
+An end-of-sequence token hides itself and everything before it from the tokens that follow. Not here: the table.
+
+Letters: R rows, S streams, H hidden, N heads, D row columns, T taps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from lanes.models.ops import causal_conv, product, rms
+from lanes.models.qwen4_exp.rows import Rows
+from lanes.models.qwen4_exp.spec import Spec
+from lanes.models.weights import Weights
+
+LEAST_GATE = 1e-6
+
+
+class NgramTable(Protocol):
+    """One layer's table and the constants of its hash, all int64 on the CPU."""
+
+    multipliers: torch.Tensor  # [ngram_order]
+    offsets: torch.Tensor  # [N]
+    sizes: torch.Tensor  # [N]
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """fp32 [R, N * D] for row ids int64 [R, N]."""
+        ...
+
+
+def row_ids(history: torch.Tensor, eos: int, table: NgramTable, heads_per_order: int) -> torch.Tensor:
+    """Row ids int64 [R, N] for the last R tokens of `history` [ngram_order - 1 + R].
+
+    Products stay below 2^63 because multipliers are below 2^63 / vocab, so signed arithmetic is exact.
+    """
+    order = table.multipliers.shape[0]
+    rows = history.shape[0] - (order - 1)
+    seen = history[order - 1 :]  # what a token sees `shift` places back; eos once one is passed
+    mixed = seen * table.multipliers[0]
+    out = torch.empty((rows, (order - 1) * heads_per_order), dtype=torch.int64)
+    passed = torch.zeros(rows, dtype=torch.bool)
+    for shift in range(1, order):
+        seen = history[order - 1 - shift : order - 1 - shift + rows]
+        passed |= seen == eos
+        mixed = mixed ^ (seen.masked_fill(passed, eos) * table.multipliers[shift])
+        heads = slice((shift - 1) * heads_per_order, shift * heads_per_order)
+        out[:, heads] = mixed[:, None] % table.sizes[heads] + table.offsets[heads]
+    return out
+
+
+class NgramLayer:
+    """One layer's n-gram embedding, added to all streams."""
+
+    def __init__(self, spec: Spec, weights: Weights, layer: int, table: NgramTable) -> None:
+        self._spec, self._layer, self._table = spec, layer, table
+        wide = spec.streams * spec.hidden
+        self._key_value = weights.matrix(
+            ("key_proj.weight", wide), ("value_proj.weight", spec.hidden), columns=spec.ngram_dim
+        )
+        self._norm_key, self._norm_query, self._norm_conv = (
+            1.0 + weights.vector(f"norm_{name}.weight", wide).view(spec.streams, spec.hidden)
+            for name in ("key", "query", "conv")
+        )
+        self._taps = weights.vector("conv1d.weight", wide, 1, spec.ngram_conv_taps).squeeze(1).t().contiguous()
+
+    def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """x [R, S, H], changed in place and returned."""
+        spec = self._spec
+        embedded = self._embedded(rows).to(x.device)
+        key, value = product(embedded, self._key_value).split((spec.streams * spec.hidden, spec.hidden), dim=1)
+        key = rms(key.view_as(x), spec.eps) * self._norm_key
+        gate = (key * (rms(x, spec.eps) * self._norm_query)).sum(-1, keepdim=True) / math.sqrt(spec.hidden)
+        gate = gate.abs().clamp_min(LEAST_GATE).sqrt() * gate.sign()  # [R, S, 1]
+        gated = gate.sigmoid() * value[:, None, :]
+        normed = (rms(gated, spec.eps) * self._norm_conv).flatten(1)
+        x += gated
+        for run in rows.runs:
+            tail = run.state.ngram[self._layer].conv
+            columns = torch.cat((tail, normed[run.rows]))
+            x[run.rows] += F.silu(causal_conv(columns, self._taps, spec.ngram_order)).view(-1, *x.shape[1:])
+            tail.copy_(columns[-tail.shape[0] :])
+        return x
+
+    def _embedded(self, rows: Rows) -> torch.Tensor:
+        """The table rows of every token, fp32 [R, N * D]."""
+        ids = [
+            row_ids(
+                torch.cat((run.state.context_ids, rows.token_ids[run.rows])),
+                self._spec.ngram_reset,
+                self._table,
+                self._spec.ngram_heads_per_order,
+            )
+            for run in rows.runs
+        ]
+        return self._table.rows(torch.cat(ids))

@@ -1,0 +1,89 @@
+"""A window made ready for the blocks: device tensors, and per sequence the state and the rotations its rows need.
+
+Computed once per window and shared by all layers. Not here: any weight.
+
+Letters: R rows, P rotated pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from lanes.models.errors import WindowError
+from lanes.models.qwen4_exp.spec import Spec
+from lanes.state.sequence import SequenceState
+from lanes.window import Window
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin: fp32 [rows, P]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows first..end-1 of the window: one sequence's tokens start..stop-1."""
+
+    state: SequenceState
+    first: int
+    end: int
+    start: int
+    stop: int
+    blocks: Rotation  # of the first token of every index block that these rows complete
+
+    @property
+    def rows(self) -> slice:
+        """The run's rows in the window."""
+        return slice(self.first, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The window's rows in order."""
+
+    token_ids: torch.Tensor  # int64 [R] on the CPU
+    runs: tuple[Run, ...]
+    rotation: Rotation  # of every row, [R, P]
+
+
+class Rotary:
+    """Angles of positions: fp32 position times fp32 frequency, as the reference has them.
+
+    fp64 angles would differ by 0.005 rad at position 262,143: the checkpoint was trained with the fp32 ones.
+    """
+
+    def __init__(self, dims: int, theta: float, device: torch.device) -> None:
+        exponents = torch.arange(0, dims, 2, dtype=torch.float32) / dims
+        self._frequencies = (1.0 / theta**exponents).to(device)
+
+    def at(self, positions: torch.Tensor) -> Rotation:
+        """cos and sin [rows, P] at integer positions [rows]."""
+        angles = positions.to(self._frequencies.device, torch.float32)[:, None] * self._frequencies
+        return angles.cos(), angles.sin()
+
+
+def prepare(window: Window, states: Mapping[int, SequenceState], spec: Spec, rotary: Rotary) -> Rows:
+    """Checks that every run continues its state, makes room, and computes the rotations.
+
+    Raises `WindowError` before anything changed, or the state's own error when it has no room.
+    """
+    ids = window.token_ids
+    if int(ids.min()) < 0 or int(ids.max()) >= spec.vocab:
+        raise WindowError(f"token ids must be in 0..{spec.vocab - 1}")
+    runs: list[Run] = []
+    seen: set[int] = set()
+    for slot, first, end in window.runs():
+        state = states[slot]
+        start, stop = state.length, state.length + end - first
+        if slot in seen:
+            raise WindowError(f"slot {slot}: rows of one sequence must be contiguous")
+        if state.broken:
+            raise WindowError(f"slot {slot}: an earlier pass failed half way; reset the state first")
+        if not torch.equal(window.positions[first:end], torch.arange(start, stop)):
+            raise WindowError(f"slot {slot}: positions must be {start}..{stop - 1}, one after another")
+        seen.add(slot)
+        size = spec.index_block_tokens
+        runs.append(Run(state, first, end, start, stop, rotary.at(torch.arange(start // size, stop // size) * size)))
+    for run in runs:
+        run.state.reserve(run.stop)
+    return Rows(ids, tuple(runs), rotary.at(window.positions))

@@ -1,0 +1,65 @@
+"""Hyper-connections: every token carries S residual streams; a mixer reads one vector out of them.
+
+    n   = rms(x_i) * w                       each stream normalised on its own
+    m   = sigmoid(Up(silu(Down(n) / S)))     [S, H]
+    u   = mean over streams of m_i * n_i     what a block sees; there is no other input norm
+    inj = 2 * sigmoid(Inject(n) / S)         [S]
+    x_i += inj_i * block(u)
+
+After the last layer the same mixer, without injection, gives the vector that the head reads.
+
+Letters: R rows, S streams, H hidden, L low rank.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from lanes.models.ops import product, rms
+from lanes.models.qwen4_exp.rows import Rows
+from lanes.models.qwen4_exp.spec import Spec
+from lanes.models.weights import Weights
+
+
+class Block(Protocol):
+    """What runs inside a hyper-connection: one vector per row in, one out."""
+
+    def __call__(self, u: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """u, result: fp32 [R, H]."""
+        ...
+
+
+class Mixer:
+    """Reads one vector per row out of the streams."""
+
+    def __init__(self, spec: Spec, weights: Weights, *, injects: bool) -> None:
+        wide = spec.streams * spec.hidden
+        self._streams, self._lowrank, self._eps = spec.streams, spec.lowrank, spec.eps
+        self._norm = 1.0 + weights.vector("hc_norm.weight", wide).view(spec.streams, spec.hidden)
+        parts = [("input_mix_weight_down.weight", spec.lowrank)]
+        if injects:
+            parts.append(("block_inject_weight.weight", spec.streams))
+        self._down = weights.matrix(*parts, columns=wide)  # [L (+ S), S·H]
+        self._up = weights.matrix(("input_mix_weight_up.weight", wide), columns=spec.lowrank)
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [R, S, H] to (u [R, H], injection [R, S], empty without injection)."""
+        normed = rms(x, self._eps) * self._norm
+        low = product(normed.flatten(1), self._down) / self._streams
+        mix = product(F.silu(low[:, : self._lowrank]), self._up).sigmoid_().view_as(normed)
+        return mix.mul_(normed).mean(1), 2 * torch.sigmoid(low[:, self._lowrank :])
+
+
+class Connected:
+    """A block with its hyper-connection: x += injection * block(mixed x)."""
+
+    def __init__(self, spec: Spec, weights: Weights, block: Block) -> None:
+        self._mixer, self._block = Mixer(spec, weights, injects=True), block
+
+    def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """x [R, S, H], changed in place and returned."""
+        u, injection = self._mixer(x)
+        return x.addcmul_(injection[:, :, None], self._block(u, rows)[:, None, :])

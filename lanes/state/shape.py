@@ -1,0 +1,97 @@
+"""How much a sequence remembers: the shape of a model's state, and its bytes.
+
+A model declares its `StateShape`; state code never looks at a model. Sizes here are exact: they equal the bytes of the
+tensors that `SequenceState` allocates, so a budget that admits a sequence can hold it.
+
+Letters: KV key/value heads, D head size, J index head size, r tokens per index block, C channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+def dtype_bytes(dtype: torch.dtype) -> int:
+    """Bytes of one element."""
+    return torch.empty((), dtype=dtype).element_size()
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Rows that grow with the sequence: keys and values in `dtype`, raw index keys in `dtype`, block keys in fp32.
+
+    Block keys stay fp32: their scores decide which blocks are read, and a rounded score invents ties.
+    """
+
+    kv_heads: int  # KV
+    head_dim: int  # D
+    index_dim: int  # J
+    block_tokens: int  # r
+    dtype: torch.dtype
+
+    def token_bytes(self) -> int:
+        """Bytes per token, without block keys: 2·KV·D values and J raw index values."""
+        return (2 * self.kv_heads * self.head_dim + self.index_dim) * dtype_bytes(self.dtype)
+
+    def block_bytes(self) -> int:
+        """Bytes per complete block of r tokens: one fp32 key of J."""
+        return 4 * self.index_dim
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentShape:
+    """State of fixed size, all fp32: a matrix per value head and the last pre-convolution columns."""
+
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_channels: int
+    conv_columns: int
+
+    def bytes(self) -> int:
+        """4 bytes for each element of S [heads, key_dim, value_dim] and of the tail [columns, channels]."""
+        return 4 * (self.value_heads * self.key_dim * self.value_dim + self.conv_columns * self.conv_channels)
+
+
+@dataclass(frozen=True, slots=True)
+class NgramShape:
+    """The fp32 convolution columns of one n-gram layer."""
+
+    conv_channels: int
+    conv_columns: int
+
+    def bytes(self) -> int:
+        """4 bytes for each element of the tail."""
+        return 4 * self.conv_columns * self.conv_channels
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """Everything one sequence holds, by 0-based decoder layer."""
+
+    attention: dict[int, AttentionShape]
+    recurrent: dict[int, RecurrentShape]
+    ngram: dict[int, NgramShape]
+    context_ids: int  # last token ids kept for n-grams
+    context_fill: int  # the id that stands before the first token
+    max_tokens: int
+
+    def fixed_bytes(self) -> int:
+        """Bytes whatever the length: recurrent state, convolution tails, 8 per context id."""
+        return (
+            sum(s.bytes() for s in self.recurrent.values())
+            + sum(s.bytes() for s in self.ngram.values())
+            + 8 * self.context_ids
+        )
+
+    def growing_bytes(self, tokens: int) -> int:
+        """Bytes of `tokens` rows in every attention layer, with the block keys they complete."""
+        return sum(
+            tokens * s.token_bytes() + tokens // s.block_tokens * s.block_bytes() for s in self.attention.values()
+        )
+
+    def bytes(self, tokens: int) -> int:
+        """Bytes of a sequence with room for `tokens`."""
+        return self.fixed_bytes() + self.growing_bytes(tokens)
