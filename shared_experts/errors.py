@@ -3,6 +3,8 @@
     SharedExpertsError            code               retryable
     ├── CheckpointError           bad_checkpoint     no    a source checkpoint is refused
     ├── PackError                 bad_pack           no    a pack is refused
+    ├── NoSpace                   no_space           yes   a conversion would not fit on the target's disk
+    ├── NativeMissing             native_missing     no    the native library was not built
     ├── OutputExists              output_exists      no    the target of a conversion is already there
     └── RegionError               region             no    the shared region cannot be made or attached
         ├── RegionBusy            region_busy        yes   another owner serves this run directory
@@ -49,6 +51,19 @@ class OutputExists(SharedExpertsError):
     """The target of a conversion is already there; packs are never overwritten."""
 
     code = "output_exists"
+
+
+class NoSpace(SharedExpertsError):
+    """A conversion would not fit on the target's disk; nothing was written."""
+
+    code = "no_space"
+    retryable = True
+
+
+class NativeMissing(SharedExpertsError):
+    """The native library was not built when the package was installed."""
+
+    code = "native_missing"
 
 
 class RegionError(SharedExpertsError):

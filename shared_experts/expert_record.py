@@ -1,0 +1,59 @@
+"""One expert to the bytes of its record and back, as `layout` places them.
+
+Not here: the 4-bit code itself (`codecs`, `quantiser`). Invariant: bytes that belong to no part are zero, so equal
+weights give equal records.
+
+Letters: H hidden, I intermediate, G group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shared_experts.codecs import F16Array, F32Array, U8Array, dequantise_q4
+from shared_experts.layout import RecordLayout
+
+Quantise = Callable[[F32Array, int], tuple[U8Array, F16Array]]  # codecs.quantise_q4 or its fast twin
+
+
+def encode_expert(layout: RecordLayout, gate_up: F32Array, down: F32Array, quantise: Quantise | None) -> U8Array:
+    """The record of gate_up [2I, H] and down [H, I]; ValueError where a weight cannot be written."""
+    record = np.zeros(layout.record_bytes, np.uint8)
+    if not layout.format.group:
+        _put(record, layout.gate_up_codes, gate_up.astype("<f4", copy=False))
+        _put(record, layout.down_codes, down.astype("<f4", copy=False))
+        return record
+    assert quantise is not None, "4-bit formats need a quantiser"
+    for weights, codes_at, scales_at in (
+        (gate_up, layout.gate_up_codes, layout.gate_up_scales),
+        (down, layout.down_codes, layout.down_scales),
+    ):
+        codes, scales = quantise(weights, layout.format.group)
+        _put(record, codes_at, codes)
+        _put(record, scales_at, scales.astype("<f2", copy=False))
+    return record
+
+
+def decode_expert(layout: RecordLayout, record: U8Array) -> tuple[F32Array, F32Array]:
+    """(gate_up [2I, H], down [H, I]) that a record stands for, in fp32."""
+    hidden, inner, group = layout.hidden, layout.intermediate, layout.format.group
+    parts: list[F32Array] = []
+    for rows, columns, codes_at, scales_at in (
+        (2 * inner, hidden, layout.gate_up_codes, layout.gate_up_scales),
+        (hidden, inner, layout.down_codes, layout.down_scales),
+    ):
+        size = rows * columns * layout.format.bits // 8
+        codes = record[codes_at : codes_at + size]
+        if not group:
+            parts.append(codes.view("<f4").reshape(rows, columns).astype(np.float32))
+            continue
+        scales = record[scales_at : scales_at + 2 * rows * (columns // group)].view("<f2")
+        parts.append(dequantise_q4(codes.reshape(rows, columns // 2), scales.reshape(rows, columns // group), group))
+    return parts[0], parts[1]
+
+
+def _put(record: U8Array, offset: int, values: F32Array | U8Array | F16Array) -> None:
+    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    record[offset : offset + len(data)] = data

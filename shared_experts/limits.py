@@ -1,0 +1,40 @@
+"""How large anything may be that is read from a file, in one table.
+
+Every number is a refusal, not a promise: far above what a true model needs, far below what hurts the reader.
+"""
+
+from __future__ import annotations
+
+# --- JSON and msgpack -------------------------------------------------------------------------------------------
+CONFIG_BYTES = 1 << 20
+INDEX_BYTES = 64 << 20
+MANIFEST_BYTES = 16 << 20
+NESTING = 16
+NODES = 200_000  # values in one parsed document that is kept
+
+# --- safetensors ------------------------------------------------------------------------------------------------
+HEADER_BYTES = 100_000_000
+TENSORS = 200_000
+DIMENSIONS = 4
+TENSOR_NAME_BYTES = 256
+SHARDS = 900  # all are open at once
+
+# --- model sizes ------------------------------------------------------------------------------------------------
+VOCABULARY = 1 << 24
+WIDTH = 1 << 20  # any one dimension of a weight
+HIDDEN = 1 << 16
+LAYERS = 1024
+DRAFT_LAYERS = 16
+EXPERTS = 1 << 16
+NGRAM_ROWS = 1 << 40
+NGRAM_HEADS = 256
+
+# --- packs ------------------------------------------------------------------------------------------------------
+SECTIONS = 4096
+SECTION_BYTES = 1 << 46
+FILE_NAME_BYTES = 128
+EXTRA_FILE_BYTES = 256 << 20
+EXTRA_FILES = 32
+
+# --- working memory of the converter ----------------------------------------------------------------------------
+BLOCK_BYTES = 4 << 20  # of source bytes, per step of a stream

@@ -1,0 +1,75 @@
+"""The fast twin of `codecs.quantise_q4`: a ctypes binding of `native/quantise.cpp`.
+
+Equal to its truth bit for bit; the tests hold it to that. Not here: the definition of the code. Invariant: what Python
+hands over is contiguous, of the right type, and stays alive during the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import numpy as np
+
+from shared_experts.codecs import LARGEST_WEIGHT, F16Array, F32Array, U8Array
+from shared_experts.errors import NativeMissing
+
+_ABI = 1
+_BAD_WEIGHT = 2
+
+
+class Quantiser:
+    """The loaded library."""
+
+    def __init__(self, library: ctypes.CDLL, path: Path) -> None:
+        self.path = path
+        library.quantise_abi.restype = ctypes.c_int32
+        if library.quantise_abi() != _ABI:
+            raise NativeMissing(f"{path}: is of another version; reinstall the package")
+        self._quantise = library.quantise_q4
+        self._quantise.restype = ctypes.c_int32
+        self._quantise.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_int32,
+            ctypes.c_int32,
+            *[ctypes.c_void_p] * 3,
+        ]
+
+    def quantise(self, weights: F32Array, group: int, *, threads: int = 1) -> tuple[U8Array, F16Array]:
+        """As `codecs.quantise_q4`; releases the interpreter while it works."""
+        rows, columns = weights.shape
+        if group not in (32, 64) or columns % group:
+            raise ValueError(f"{columns} columns are not a multiple of a group of {group}")
+        x = np.ascontiguousarray(weights, np.float32)
+        codes = np.empty((rows, columns // 2), np.uint8)
+        scales = np.empty((rows, columns // group), np.float16)
+        bad = ctypes.c_int64(-1)
+        result = self._quantise(
+            x.ctypes.data, scales.size, group, threads, codes.ctypes.data, scales.ctypes.data, ctypes.byref(bad)
+        )
+        if result == _BAD_WEIGHT:
+            row, column = divmod(bad.value * group, columns)
+            where = f"of row {row}, columns {column}..{column + group - 1}"
+            raise ValueError(f"a weight is not finite or beyond {LARGEST_WEIGHT:.0f} ({where})")
+        if result != 0:
+            raise RuntimeError(f"quantise_q4 refused its arguments ({result})")
+        return codes, scales
+
+
+@functools.cache
+def load_quantiser() -> Quantiser:
+    """The library beside this package; raises NativeMissing where it was not built."""
+    folder = Path(__file__).parent / "native"
+    for suffix in EXTENSION_SUFFIXES:
+        path = folder / f"libquantise{suffix}"
+        if path.exists():
+            try:
+                return Quantiser(ctypes.CDLL(str(path)), path)
+            except (OSError, AttributeError) as error:
+                raise NativeMissing(f"{path}: cannot be loaded ({error}); reinstall the package") from None
+    raise NativeMissing(
+        f"{folder}: libquantise was not built, so 4-bit packs cannot be made; install g++ and reinstall the package"
+    )

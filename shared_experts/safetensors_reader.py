@@ -1,0 +1,147 @@
+"""Reads one safetensors file: a bounded parser of its header, and positioned reads of its bytes.
+
+Nothing is mapped and nothing is kept but the header, so a reader's memory is what its caller asks for. Not here: what
+the tensors mean. Invariant: every `TensorInfo` lies wholly inside the file, has exactly the bytes its shape and dtype
+need, and shares no byte with another.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from shared_experts import limits
+from shared_experts.fields import parse_json
+
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8}
+_OTHER_DTYPES = frozenset(
+    ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "F64", "F8_E4M3", "F8_E5M2", "F8_E8M0")
+)
+
+
+class Refusal(Protocol):
+    """Makes the exception for a reason, with the tensor's name where there is one."""
+
+    def __call__(self, reason: str, tensor: str | None = None) -> Exception:
+        """The exception to raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a file; `offset` counts from the start of the file."""
+
+    name: str
+    dtype: str  # a key of DTYPE_BYTES
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+def open_regular(path: Path, fail: Callable[[str], Exception], *, follow: bool) -> tuple[int, int]:
+    """(descriptor, size) of a regular file, opened for reading without ever blocking; `fail` makes the error."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        raise fail(f"cannot be opened: {error.strerror}") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise fail("is not a regular file")
+    return descriptor, status.st_size
+
+
+class SafetensorsFile:
+    """An open file and its tensors by name; close it, or use it as a context."""
+
+    def __init__(self, path: Path, refusal: Refusal, *, follow: bool = True) -> None:
+        self.path, self._refusal = path, refusal
+        self.descriptor, self.size = open_regular(path, refusal, follow=follow)
+        try:
+            self.tensors = self._parse()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> SafetensorsFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the descriptor; twice is once."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def read_into(self, info: TensorInfo, start: int, buffer: memoryview) -> None:
+        """Fills `buffer` with the tensor's bytes from `start`; a short file is refused."""
+        assert 0 <= start <= start + buffer.nbytes <= info.bytes
+        done = 0
+        while done < buffer.nbytes:
+            got = os.preadv(self.descriptor, [buffer[done:]], info.offset + start + done)
+            if got == 0:
+                raise self._refusal("the file became shorter while it was read", info.name)
+            done += got
+
+    def _parse(self) -> dict[str, TensorInfo]:
+        if self.size < 8:
+            raise self._refusal(f"truncated: {self.size} bytes are too few for a header")
+        length = int.from_bytes(os.pread(self.descriptor, 8, 0), "little")
+        if length > limits.HEADER_BYTES:
+            raise self._refusal(f"the header says it has {length} bytes; at most {limits.HEADER_BYTES} are read")
+        if 8 + length > self.size:
+            raise self._refusal(f"truncated: the header has {length} bytes, the file {self.size}")
+        header = parse_json(os.pread(self.descriptor, length, 8), self._refusal)
+        if type(header) is not dict:
+            raise self._refusal("the header is not a map")
+        metadata = header.pop("__metadata__", {})
+        if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
+            raise self._refusal("__metadata__ is not a map of strings")
+        if len(header) > limits.TENSORS:
+            raise self._refusal(f"{len(header)} tensors; at most {limits.TENSORS} are read")
+        tensors = {name: self._tensor(name, entry, 8 + length) for name, entry in header.items()}
+        self._check_overlap(tensors, 8 + length)
+        return tensors
+
+    def _tensor(self, name: str, entry: object, data_start: int) -> TensorInfo:
+        shown = name if len(name) <= 80 else name[:77] + "..."
+        if not name or len(name.encode("utf-8", "replace")) > limits.TENSOR_NAME_BYTES or not name.isprintable():
+            raise self._refusal(f"the name is not 1..{limits.TENSOR_NAME_BYTES} printable bytes", shown)
+        if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise self._refusal("the entry is not exactly dtype, shape and data_offsets", shown)
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if type(dtype) is not str or dtype not in DTYPE_BYTES:
+            known = isinstance(dtype, str) and dtype in _OTHER_DTYPES
+            kind = f"dtype {dtype} is not read" if known else f"unknown dtype {str(dtype)[:40]!r}"
+            raise self._refusal(f"{kind}; a checkpoint's weights must be F32, F16 or BF16", shown)
+        if type(shape) is not list or len(shape) > limits.DIMENSIONS:
+            raise self._refusal(f"the shape is not a list of at most {limits.DIMENSIONS} sizes", shown)
+        if any(type(size) is not int or not 0 < size <= limits.NGRAM_ROWS for size in shape):
+            raise self._refusal(f"the shape {str(shape)[:80]} has a size that is no positive integer in range", shown)
+        if type(offsets) is not list or len(offsets) != 2 or any(type(o) is not int or o < 0 for o in offsets):
+            raise self._refusal("data_offsets are not two non-negative integers", shown)
+        begin, end = offsets
+        needed = math.prod(shape) * DTYPE_BYTES[dtype]
+        if end - begin != needed:
+            raise self._refusal(f"{dtype} {shape} needs {needed} bytes, the offsets give {end - begin}", shown)
+        if data_start + end > self.size:
+            raise self._refusal(f"truncated: it ends at byte {data_start + end}, the file has {self.size}", shown)
+        return TensorInfo(name, dtype, tuple(shape), data_start + begin, needed)
+
+    def _check_overlap(self, tensors: dict[str, TensorInfo], data_start: int) -> None:
+        end = data_start
+        for info in sorted(tensors.values(), key=lambda t: (t.offset, t.bytes)):
+            if info.offset < end:
+                raise self._refusal("its bytes overlap another tensor's", info.name)
+            if info.offset > end:
+                raise self._refusal(f"{info.offset - end} bytes before it belong to no tensor", info.name)
+            end = info.offset + info.bytes
+        if end != self.size:
+            raise self._refusal(f"{self.size - end} bytes after the last tensor belong to no tensor")
