@@ -47,16 +47,10 @@ def own(
     if die_with_parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
-        pack = Pack.open(pack_dir)
-        owner = Owner(
-            OwnerConfig(
-                run_dir,
-                Path(pack.experts_path),
-                RegionShape.of(pack.manifest),
-                threads or min(_DEFAULT_THREADS_MAX, len(os.sched_getaffinity(0))),
-                socket_path,
-            )
-        )
+        with Pack.open(pack_dir) as pack:  # the fill opens its file itself and trusts digests only
+            experts_path, shape = Path(pack.experts_path), RegionShape.of(pack.manifest)
+        threads = threads or min(_DEFAULT_THREADS_MAX, len(os.sched_getaffinity(0)))
+        owner = Owner(OwnerConfig(run_dir, experts_path, shape, threads, socket_path))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: owner.stop())
         log.info("owner_starting", pack=str(pack_dir), run_dir=str(run_dir), pid=os.getpid())
