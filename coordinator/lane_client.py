@@ -6,9 +6,10 @@ this file as a `LaneError`; cancelling the reader of `generate` ends the call, a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -19,6 +20,8 @@ from laneproto.v1 import lane_pb2, lane_pb2_grpc
 
 PROTOCOL_VERSION = 1
 ERROR_CODE_KEY = "expressway-error-code"
+
+_BUSY_CODES = frozenset({"busy", "draining"})  # refusals before Accepted: another lane, or later
 
 _T = TypeVar("_T")
 
@@ -78,14 +81,14 @@ class LaneClient:
     async def hello(self, *, timeout_s: float = limits.CALL_TIMEOUT_S) -> lane_pb2.HelloReply:
         """Who is there."""
         request = lane_pb2.HelloRequest(protocol_version=PROTOCOL_VERSION)
-        reply: lane_pb2.HelloReply = await self._call(self._stub.Hello(request, timeout=timeout_s))
+        reply: lane_pb2.HelloReply = await self._call(self._stub.Hello, request, timeout_s)
         if reply.protocol_version != PROTOCOL_VERSION:
             raise LaneRejected(f"{self.name} speaks protocol {reply.protocol_version}, not {PROTOCOL_VERSION}")
         return reply
 
     async def generate(self, request: lane_pb2.GenerateRequest) -> AsyncIterator[LaneEvent]:
         """Events in order. Ends after `LaneFinished`; raises `LaneLost` when the stream ends without one."""
-        call = self._stub.Generate(request)
+        call = self._stream(self._stub.Generate, request)
         try:
             async for event in call:
                 match event.WhichOneof("event"):
@@ -102,47 +105,72 @@ class LaneClient:
             raise LaneLost(f"{self.name} ended its stream without a last event")
         except grpc.aio.AioRpcError as error:
             raise self._typed(error) from error
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
         finally:
             call.cancel()  # nothing to do after the end; else the lane learns that nobody listens
 
     async def cancel(self, request_id: str) -> bool:
         """Asks the lane to stop a generation; whether it knew it. The stream's `LaneFinished` is the confirmation."""
         request = lane_pb2.CancelRequest(request_id=request_id)
-        reply: lane_pb2.CancelReply = await self._call(self._stub.Cancel(request, timeout=limits.CALL_TIMEOUT_S))
+        reply: lane_pb2.CancelReply = await self._call(self._stub.Cancel, request)
         return reply.found
 
     async def watch(self) -> AsyncIterator[lane_pb2.LaneStatus]:
         """The lane's status, now and after every change, at least once a second."""
-        call = self._stub.Watch(lane_pb2.WatchRequest())
+        call = self._stream(self._stub.Watch, lane_pb2.WatchRequest())
         try:
             async for status in call:
                 yield status
             raise LaneLost(f"{self.name} ended its status stream")
         except grpc.aio.AioRpcError as error:
             raise self._typed(error) from error
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
         finally:
             call.cancel()
 
     async def drain(self) -> None:
         """The lane takes no new generation, finishes the running one and exits."""
-        await self._call(self._stub.Drain(lane_pb2.DrainRequest(), timeout=limits.CALL_TIMEOUT_S))
+        await self._call(self._stub.Drain, lane_pb2.DrainRequest())
 
     async def close(self) -> None:
         """Ends every call on this client and the connection."""
         await self._channel.close()
 
-    async def _call(self, call: Awaitable[_T]) -> _T:
+    async def _call(
+        self, method: Callable[..., Awaitable[_T]], request: object, timeout_s: float = limits.CALL_TIMEOUT_S
+    ) -> _T:
         try:
-            return await call
+            return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise self._typed(error) from error
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
+        except grpc.aio.UsageError:  # the channel is closed
+            raise LaneLost(f"{self.name} went away") from None
+
+    def _stream(self, method: Callable[..., Any], request: object) -> Any:
+        try:
+            return method(request)
+        except grpc.aio.UsageError:
+            raise LaneLost(f"{self.name} went away") from None
+
+    def _raise_if_closed(self) -> None:
+        """A closed channel cancels its calls: a lost lane to the reader, unless the reader itself is cancelled."""
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():
+            raise LaneLost(f"{self.name} went away") from None
 
     def _typed(self, error: grpc.aio.AioRpcError) -> LaneError:
-        reported = dict(error.trailing_metadata() or ()).get(ERROR_CODE_KEY)
-        detail = f" ({cast(str, reported)})" if reported else ""
+        reported = cast("str | None", dict(error.trailing_metadata() or ()).get(ERROR_CODE_KEY))
+        detail = f" ({reported})" if reported else ""
+        if reported in _BUSY_CODES:
+            return LaneBusy(f"{self.name} takes no new work{detail}")
         match error.code():
-            case grpc.StatusCode.RESOURCE_EXHAUSTED | grpc.StatusCode.FAILED_PRECONDITION:
-                return LaneBusy(f"{self.name} takes no new work{detail}")
             case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
                 return LaneLost(f"{self.name} went away")
             case grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -1,0 +1,183 @@
+"""The public gRPC door: `serve.proto`, health and reflection.
+
+Not here: what a request may say (request), where it runs (dispatch). Invariants: events in order Started, Delta…,
+exactly one Finished (with ERROR and a stable code when the lane was lost); before Started, one gRPC error with the
+stable code in trailing metadata; a call that its client cancelled, or whose deadline passed, leaves queue and lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+import structlog
+
+from coordinator import limits
+from coordinator.answer import Answer, Final, Piece
+from coordinator.errors import BadRequest, CoordinatorError, InternalError, SlowReader
+from coordinator.generation import Begun
+from coordinator.lane_client import ERROR_CODE_KEY
+from coordinator.request import Draft, check_session
+from coordinator.serving import Serving
+from laneproto.v1 import lane_pb2, serve_pb2, serve_pb2_grpc
+
+SESSION_KEY = "x-session-id"
+SERVICE = serve_pb2.DESCRIPTOR.services_by_name["Expressway"].full_name
+
+_log = structlog.get_logger("grpc")
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", limits.GRPC_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", limits.GRPC_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", limits.GRPC_METADATA_BYTES),
+    ("grpc.max_concurrent_streams", limits.GRPC_STREAMS_PER_CONNECTION),
+    ("grpc.so_reuseport", 0),  # a second server on the same port is refused instead of sharing it
+    # Without these two, gRPC takes over 100,000 messages for a client that stopped reading.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 64 * limits.KIB),
+]
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
+    """The service on one `Serving`."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def Generate(self, request: serve_pb2.GenerateRequest, context: Context) -> None:
+        """One generation."""
+        request_id = self._serving.new_request_id()
+        try:
+            answer = await self._submit(request, context, request_id)
+            try:
+                await self._stream(answer, context)
+            finally:
+                answer.cancel()
+        except CoordinatorError as error:
+            await _abort(context, error)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception:
+            _log.exception("generate failed", request_id=request_id)
+            await _abort(context, InternalError("internal error"))
+
+    async def ListLanes(self, request: serve_pb2.ListLanesRequest, context: Context) -> serve_pb2.ListLanesReply:
+        """The lanes as the coordinator sees them."""
+        running = self._serving.dispatcher.running
+        return serve_pb2.ListLanesReply(
+            lanes=[
+                serve_pb2.LaneInfo(
+                    lane=view.name,
+                    state="busy" if view.state == "ready" and running(view.name) else view.state,
+                    pid=view.pid,
+                    device=view.device,
+                    counters=view.counters,
+                    restarts=view.restarts,
+                    running=running(view.name),
+                )
+                for view in self._serving.lanes()
+            ],
+            queued=self._serving.dispatcher.queued,
+        )
+
+    async def GetModel(self, request: serve_pb2.GetModelRequest, context: Context) -> serve_pb2.GetModelReply:
+        """The served model."""
+        try:
+            return serve_pb2.GetModelReply(model=self._serving.model().to_wire())
+        except CoordinatorError as error:
+            await _abort(context, error)
+
+    async def _submit(self, request: serve_pb2.GenerateRequest, context: Context, request_id: str) -> Answer:
+        serving = self._serving
+        match request.WhichOneof("prompt"):
+            case "text":
+                model = serving.model()
+                prompt_ids: Sequence[int] = await serving.text.encode_text(
+                    request.text, context_tokens=model.context_tokens
+                )
+            case "token_ids":
+                prompt_ids = request.token_ids.ids
+            case _:
+                raise BadRequest("a prompt is required: text or token_ids", param="prompt")
+        draft = Draft(
+            prompt_ids=prompt_ids,
+            default_seed=serving.new_seed(),
+            default_temperature=0.0,
+            max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
+            temperature=request.temperature if request.HasField("temperature") else None,
+            top_k=request.top_k if request.HasField("top_k") else None,
+            top_p=request.top_p if request.HasField("top_p") else None,
+            seed=request.seed if request.HasField("seed") else None,
+            stops=tuple(request.stop),
+            stop_ids=tuple(request.stop_ids),
+            logprobs=request.HasField("logprobs"),
+            top_logprobs=request.logprobs if request.HasField("logprobs") else 0,
+            top_logprobs_param="logprobs",
+            session=_session(request, context),
+        )
+        return serving.submit(draft, request_id=request_id)
+
+    async def _stream(self, answer: Answer, context: Context) -> None:
+        while True:
+            try:
+                event = await answer.read()
+            except CoordinatorError as error:
+                if answer.generation.lane is None:
+                    raise
+                await _write(context, serve_pb2.GenerateResponse(finished=_failed(answer, error)))
+                return
+            match event:
+                case Begun(lane):
+                    started = serve_pb2.Started(
+                        request_id=answer.request.id,
+                        lane=lane,
+                        seed=answer.request.sampling.seed,
+                        prompt_tokens=len(answer.request.prompt_ids),
+                    )
+                    await _write(context, serve_pb2.GenerateResponse(started=started))
+                case Piece(text, tokens):
+                    delta = serve_pb2.Delta(text=text, tokens=[entry.token for entry in tokens])
+                    await _write(context, serve_pb2.GenerateResponse(delta=delta))
+                case Final():
+                    finished = serve_pb2.Finished(
+                        reason=event.reason, usage=event.usage, counters=event.counters, lane=event.lane
+                    )
+                    await _write(context, serve_pb2.GenerateResponse(finished=finished))
+                    return
+
+
+def _failed(answer: Answer, error: CoordinatorError) -> serve_pb2.Finished:
+    """Once begun, an error is the last event."""
+    return serve_pb2.Finished(
+        reason=lane_pb2.FINISH_REASON_ERROR,
+        usage=answer.usage(),
+        lane=answer.generation.lane or "",
+        error_code=error.code,
+        error_message=error.message,
+    )
+
+
+def _session(request: serve_pb2.GenerateRequest, context: Context) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == SESSION_KEY and isinstance(value, str):
+            return check_session(value, SESSION_KEY)
+    return request.session or None
+
+
+async def _write(context: Context, response: serve_pb2.GenerateResponse) -> None:
+    try:
+        async with asyncio.timeout(limits.WRITE_STALL_S):
+            await context.write(response)
+    except TimeoutError:
+        raise SlowReader("the client stopped reading") from None
+
+
+async def _abort(context: Context, error: CoordinatorError) -> NoReturn:
+    details = f"{error.message} (field {error.param})" if error.param else error.message
+    await context.abort(grpc.StatusCode[error.grpc], details, trailing_metadata=((ERROR_CODE_KEY, error.code),))
+    raise AssertionError("abort always raises")

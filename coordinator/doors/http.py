@@ -1,0 +1,175 @@
+"""The HTTP door: routes, bodies, headers, errors. One aiohttp application on the coordinator's event loop.
+
+Not here: what bodies mean (openai), how answers are sent (completions). Invariants: every answer but a stream is JSON,
+errors included, in OpenAI's shape; a body is read up to its limit and within its time; what a client names itself is
+echoed only after a check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+from aiohttp import hdrs, web
+
+from coordinator import limits
+from coordinator.doors.completions import Completions
+from coordinator.doors.sse import dump
+from coordinator.errors import (
+    BadRequest,
+    BodyTimeout,
+    BodyTooLarge,
+    CoordinatorError,
+    InternalError,
+    MediaType,
+    MethodNotAllowed,
+    RouteNotFound,
+)
+from coordinator.openai import parse_chat, parse_completion, parse_json
+from coordinator.openai_answers import error_body, model_card
+from coordinator.request import check_session
+from coordinator.serving import Serving
+
+# The first of these that is there is the session. The first name is ours, the others are what agents send anyway.
+SESSION_HEADERS = ("x-session-id", "x-session-affinity", "session-id", "x-claude-code-session-id")
+REQUEST_ID_HEADER = "x-request-id"
+CLIENT_REQUEST_ID_HEADER = "x-client-request-id"
+
+_REQUEST_ID_KEY: web.RequestKey[str] = web.RequestKey("request_id", str)
+_CLIENT_REQUEST_ID = re.compile(rf"[A-Za-z0-9._:/+=-]{{1,{limits.CLIENT_REQUEST_ID_CHARS}}}")
+
+_log = structlog.get_logger("http")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def build_app(serving: Serving, *, started: int) -> web.Application:
+    """The application; `started` (seconds since 1970) dates the model."""
+    door = _Door(serving, started)
+    app = web.Application(client_max_size=limits.BODY_BYTES, middlewares=[door.around])
+    app.on_response_prepare.append(_name_server)
+    app.router.add_get("/healthz", door.healthz)
+    app.router.add_get("/v1/models", door.models)
+    app.router.add_get("/v1/models/{name:.+}", door.model)
+    app.router.add_post("/v1/completions", door.completions)
+    app.router.add_post("/v1/chat/completions", door.chat)
+    return app
+
+
+class _Door:
+    def __init__(self, serving: Serving, started: int) -> None:
+        self._serving = serving
+        self._started = started
+        self._completions = Completions(serving)
+
+    @web.middleware
+    async def around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Ids, and errors as JSON."""
+        request_id = request[_REQUEST_ID_KEY] = self._serving.new_request_id()
+        try:
+            response = await handler(request)
+        except CoordinatorError as error:
+            response = _error_response(error)
+        except web.HTTPException as found:
+            response = _error_response(_typed(found))
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception:
+            _log.exception("request failed", request_id=request_id, path=request.match_info.route.name)
+            response = _error_response(InternalError("internal error"))
+        if not response.prepared:
+            response.headers.update(_id_headers(request))
+        return response
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        """Whether a lane is ready; nothing else."""
+        if self._serving.ready():
+            return _json({"status": "ok"})
+        return _json({"status": "unavailable"}, status=503)
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The one model."""
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """The one model, by name."""
+        self._serving.check_model(request.match_info["name"])
+        return _json(self._card())
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions."""
+        body = await self._read(request, lambda data: parse_completion(parse_json(data)))
+        return await self._completions.complete(
+            body, request, request[_REQUEST_ID_KEY], _session(request), _id_headers(request)
+        )
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions."""
+        body = await self._read(request, lambda data: parse_chat(parse_json(data)))
+        return await self._completions.chat(
+            body, request, request[_REQUEST_ID_KEY], _session(request), _id_headers(request)
+        )
+
+    def _card(self) -> dict[str, Any]:
+        model = self._serving.model()
+        return model_card(model.name, self._started, model.context_tokens)
+
+    async def _read(self, request: web.Request, parse: Callable[[bytes], Any]) -> Any:
+        if request.content_type != "application/json":  # also keeps web pages of other origins from posting unasked
+            raise MediaType("the content type must be application/json")
+        if request.headers.get(hdrs.CONTENT_ENCODING, "identity") != "identity":
+            raise MediaType("compressed bodies are not accepted")
+        if request.content_length is not None and request.content_length > limits.BODY_BYTES:
+            raise BodyTooLarge(f"a body has at most {limits.BODY_BYTES} bytes")
+        try:
+            async with asyncio.timeout(limits.BODY_READ_S):
+                data = await request.read()
+        except TimeoutError:
+            raise BodyTimeout(f"the body did not arrive within {limits.BODY_READ_S:g} s") from None
+        return await self._serving.text.off_loop(len(data), limits.INLINE_PARSE_BYTES, lambda: parse(data))
+
+
+async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[hdrs.SERVER] = "expressway"  # and no versions
+
+
+def _json(value: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=dump(value).encode(), status=status, content_type="application/json")
+
+
+def _error_response(error: CoordinatorError) -> web.Response:
+    response = _json(error_body(error), status=error.http)
+    if error.retryable:
+        response.headers[hdrs.RETRY_AFTER] = str(limits.RETRY_AFTER_S)
+    return response
+
+
+def _typed(found: web.HTTPException) -> CoordinatorError:
+    match found:
+        case web.HTTPNotFound():
+            return RouteNotFound("no such path")
+        case web.HTTPMethodNotAllowed():
+            return MethodNotAllowed(f"allowed here: {', '.join(sorted(found.allowed_methods))}")
+        case web.HTTPRequestEntityTooLarge():
+            return BodyTooLarge(f"a body has at most {limits.BODY_BYTES} bytes")
+        case _:
+            return BadRequest("the request could not be read")
+
+
+def _session(request: web.Request) -> str | None:
+    for name in SESSION_HEADERS:
+        value = request.headers.get(name)
+        if value:
+            return check_session(value, name)
+    return None
+
+
+def _id_headers(request: web.Request) -> dict[str, str]:
+    headers = {REQUEST_ID_HEADER: request[_REQUEST_ID_KEY]}
+    named = request.headers.get(REQUEST_ID_HEADER, "")
+    if _CLIENT_REQUEST_ID.fullmatch(named):
+        headers[CLIENT_REQUEST_ID_HEADER] = named
+    return headers

@@ -1,0 +1,65 @@
+"""Server-sent events on one HTTP response: data lines, keep-alive comments, a bounded patience with slow clients.
+
+Not here: what is sent. Invariant: a client that takes nothing for `limits.WRITE_STALL_S` is cut off with `SlowReader`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+
+from coordinator import limits
+from coordinator.errors import SlowReader
+
+
+class EventStream:
+    """Begins its response with the first thing that is sent."""
+
+    def __init__(self, request: web.Request, headers: dict[str, str]) -> None:
+        self._request = request
+        self._headers = headers
+        self._response: web.StreamResponse | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the status line is on its way: an error can no longer have its own."""
+        return self._response is not None
+
+    async def begin(self, **headers: str) -> web.StreamResponse:
+        """The status line and headers, once."""
+        if self._response is None:
+            self._response = web.StreamResponse(headers={**self._headers, **headers})
+            self._response.content_type = "text/event-stream"
+            self._response.headers["Cache-Control"] = "no-store"
+            await self._response.prepare(self._request)
+        return self._response
+
+    async def data(self, value: dict[str, Any]) -> None:
+        """One event."""
+        await self._write(f"data: {dump(value)}\n\n".encode())
+
+    async def comment(self) -> None:
+        """Nothing, so that nobody in between takes the connection for dead."""
+        await self._write(b": keep-alive\n\n")
+
+    async def done(self) -> None:
+        """The event that ends an answer."""
+        await self._write(b"data: [DONE]\n\n")
+
+    async def _write(self, data: bytes) -> None:
+        response = await self.begin()
+        try:
+            async with asyncio.timeout(limits.WRITE_STALL_S):
+                await response.write(data)
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise SlowReader("the client stopped reading") from None
+
+
+def dump(value: dict[str, Any]) -> str:
+    """JSON that no reader can misread: no NaN, no line breaks."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,0 +1,125 @@
+"""The request side put together: text, dispatch and both doors on one roster, opened and closed as one.
+
+Not here: processes, configuration. Invariants: Unix sockets are 0600; when `start_doors` raises, nothing is left
+listening; `close` answers every waiting and running request with an error before the last connection goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aiohttp import web
+from grpc import aio
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from coordinator import limits
+from coordinator.config import Address
+from coordinator.dispatch import Dispatcher
+from coordinator.doors.grpc import SERVER_OPTIONS, SERVICE, ExpresswayServicer
+from coordinator.doors.health import HealthFollower
+from coordinator.doors.http import build_app
+from coordinator.errors import BadAddress
+from coordinator.lane_view import Roster
+from coordinator.serving import Serving
+from coordinator.text.desk import TextDesk
+from coordinator.text.tokenizer import Tokenizer
+from laneproto.v1 import serve_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Open doors: where they listen, and the way to close them."""
+
+    http: Address
+    grpc: Address
+    serving: Serving
+    _runner: web.AppRunner
+    _server: aio.Server
+    _health: HealthFollower
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """No new requests; running ones get `grace_s` to end, then they are cancelled."""
+        await self._health.close()
+        await self.serving.dispatcher.close(grace_s)
+        await self._server.stop(limits.DOOR_CLOSE_S)
+        await self._runner.cleanup()
+        self.serving.text.close()
+
+
+async def start_doors(
+    roster: Roster,
+    tokenizer_dir: Path,
+    *,
+    http: Address,
+    grpc_at: Address,
+    queue_requests: int = limits.QUEUE_REQUESTS,
+) -> Doors:
+    """Opens both doors. `tokenizer_dir` holds the pack's tokenizer.json, or none. Raises `SetupError`."""
+    tokenizer = await asyncio.to_thread(Tokenizer.load, tokenizer_dir)
+    serving = Serving(roster, Dispatcher(roster, queue_bound=queue_requests), TextDesk(tokenizer))
+    health = HealthFollower(roster, SERVICE)
+    await health.follow()
+    runner = _runner(serving)
+    server = _server(serving, health)
+    try:
+        bound_grpc = await _listen_grpc(server, grpc_at)
+        bound_http = await _listen_http(runner, http)
+    except BaseException:
+        await health.close()
+        await serving.dispatcher.close()
+        await server.stop(None)
+        await runner.cleanup()
+        serving.text.close()
+        raise
+    return Doors(bound_http, bound_grpc, serving, runner, server, health)
+
+
+def _runner(serving: Serving) -> web.AppRunner:
+    return web.AppRunner(
+        build_app(serving, started=int(time.time())),
+        access_log=None,
+        handler_cancellation=True,  # a client that is gone cancels its handler, and so its request
+        keepalive_timeout=limits.IDLE_CONNECTION_S,
+        shutdown_timeout=limits.DOOR_CLOSE_S,
+    )
+
+
+def _server(serving: Serving, health: HealthFollower) -> aio.Server:
+    server = aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=limits.GRPC_CALLS)
+    serve_pb2_grpc.add_ExpresswayServicer_to_server(ExpresswayServicer(serving), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
+    reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
+    return server
+
+
+async def _listen_grpc(server: aio.Server, address: Address) -> Address:
+    umask = os.umask(0o177)  # the socket is 0600 from its first moment
+    try:
+        port = server.add_insecure_port(str(address))
+    except RuntimeError as error:
+        raise BadAddress(f"{address}: cannot listen there") from error
+    finally:
+        os.umask(umask)
+    await server.start()
+    return address if address.path else replace(address, port=port)
+
+
+async def _listen_http(runner: web.AppRunner, address: Address) -> Address:
+    await runner.setup()
+    umask = os.umask(0o177)
+    try:
+        if address.path:
+            await web.UnixSite(runner, address.path).start()
+            return address
+        site = web.TCPSite(runner, address.host, address.port)
+        await site.start()
+    except OSError as error:
+        raise BadAddress(f"{address}: cannot listen there: {error.strerror}") from error
+    finally:
+        os.umask(umask)
+    return replace(address, port=runner.addresses[-1][1])

@@ -1,0 +1,68 @@
+"""What every door offers: the served model, text work, and the way from a checked draft to an answer.
+
+Not here: wire formats. Invariant: ids of requests are made here and nowhere else; a door that got an `Answer` owns it
+and cancels it when its client is gone.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from coordinator.answer import Answer
+from coordinator.dispatch import Dispatcher
+from coordinator.errors import ModelNotFound, NoLane
+from coordinator.lane_view import HOPEFUL_STATES, LaneView, ModelView, Roster
+from coordinator.request import Draft, check
+from coordinator.text.desk import TextDesk
+
+# A seed is reported in JSON, where many readers keep no more than 53 bits of an integer.
+_SEED_BITS = 53
+
+
+class Serving:
+    """One per coordinator, shared by its doors."""
+
+    def __init__(self, roster: Roster, dispatcher: Dispatcher, text: TextDesk) -> None:
+        self._roster = roster
+        self.dispatcher = dispatcher
+        self.text = text
+        self._model: ModelView | None = None
+
+    def lanes(self) -> list[LaneView]:
+        """All lanes."""
+        return list(self._roster.lanes())
+
+    def ready(self) -> bool:
+        """Whether a lane serves now."""
+        return any(view.state == "ready" for view in self._roster.lanes())
+
+    def model(self) -> ModelView:
+        """What is served: what the lanes say, or said last. `NoLane` until one was ready."""
+        for view in self._roster.lanes():
+            if view.model is not None:
+                self._model = view.model
+                break
+        if self._model is None:
+            starting = any(view.state in HOPEFUL_STATES for view in self._roster.lanes())
+            raise NoLane("no lane has been ready yet" if starting else "no lane is in service")
+        return self._model
+
+    def check_model(self, name: str | None) -> ModelView:
+        """The model, if it is the one that was asked for; a client need not name it."""
+        model = self.model()
+        if name is not None and name != model.name:
+            raise ModelNotFound("this server has no such model; GET /v1/models names the one it has", param="model")
+        return model
+
+    def new_request_id(self) -> str:
+        """Made by the server, never by a client."""
+        return secrets.token_hex(12)
+
+    def new_seed(self) -> int:
+        """For a request that names none."""
+        return secrets.randbits(_SEED_BITS)
+
+    def submit(self, draft: Draft, *, request_id: str) -> Answer:
+        """Checks and queues. Raises `RequestError`, or `Refused` when there is no place or no lane."""
+        request = check(draft, request_id=request_id, model=self.model())
+        return Answer(self.dispatcher.submit(request), self.text.detokenizer())

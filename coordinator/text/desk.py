@@ -1,0 +1,90 @@
+"""Text work for the doors: prompts to ids, off the event loop when they are long, and detokenizers for answers.
+
+Not here: how a format looks (renderer), what a client may send (codecs). Invariant: a text whose ids cannot fit the
+context is refused before it is encoded, so encoding is bounded by the context and not by the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from coordinator import limits
+from coordinator.errors import ContextLengthExceeded, TokenizerMissing
+from coordinator.text.detokenizer import Detokenizer
+from coordinator.text.renderer import IM_END, ChatMessage, Marker, PlainText, Segment, SpecialToken, render
+from coordinator.text.tokenizer import Tokenizer
+
+_T = TypeVar("_T")
+
+
+class TextDesk:
+    """One tokenizer and a few threads. Without a tokenizer, only token ids can be asked and answered."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer = tokenizer
+        self._threads = ThreadPoolExecutor(limits.TEXT_THREADS, thread_name_prefix="text")
+
+    def close(self) -> None:
+        """Ends the threads; what they are doing is finished and dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def encode_text(self, text: str, *, context_tokens: int) -> list[int]:
+        """A plain prompt."""
+        return await self._encode([PlainText(text)], context_tokens, param="prompt")
+
+    async def encode_chat(self, messages: Sequence[ChatMessage], *, context_tokens: int) -> list[int]:
+        """A conversation and the beginning of the answer."""
+        return await self._encode(list(render(messages)), context_tokens, param="messages")
+
+    def chat_end_ids(self) -> tuple[int, ...]:
+        """What ends an assistant's turn, beside the model's own end ids."""
+        end = self.tokenizer.special(IM_END) if self.tokenizer else None
+        return () if end is None else (end,)
+
+    def detokenizer(self) -> Detokenizer:
+        """For one answer."""
+        return Detokenizer(self.tokenizer.token_bytes if self.tokenizer else lambda token_id: b"")
+
+    def token_text(self, token_id: int) -> str:
+        """One token for people."""
+        return self.tokenizer.token_text(token_id) if self.tokenizer else ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token."""
+        return self.tokenizer.token_bytes(token_id) if self.tokenizer else b""
+
+    async def off_loop(self, size: int, inline_size: int, work: Callable[[], _T]) -> _T:
+        """`work()`, in a thread when `size` is over `inline_size`."""
+        if size <= inline_size:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _encode(self, segments: Sequence[Segment], context_tokens: int, param: str) -> list[int]:
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise TokenizerMissing("this model was packed without a tokenizer: send token ids", param=param)
+        size = sum(len(segment.text) for segment in segments if isinstance(segment, PlainText))
+        if size > context_tokens * tokenizer.longest_token_bytes:  # each character is at least a byte
+            raise ContextLengthExceeded(
+                f"a text of {size} characters cannot fit the context of {context_tokens} tokens", param=param
+            )
+        return await self.off_loop(size, limits.INLINE_ENCODE_CHARS, lambda: _encode(tokenizer, segments))
+
+
+def _encode(tokenizer: Tokenizer, segments: Sequence[Segment]) -> list[int]:
+    ids: list[int] = []
+    for segment in segments:
+        match segment:
+            case PlainText(text):
+                ids += tokenizer.encode(text)
+            case Marker(name) if tokenizer.special(name) is None:
+                ids += tokenizer.encode(name)
+            case Marker(name) | SpecialToken(name):
+                special = tokenizer.special(name)
+                if special is None:
+                    raise TokenizerMissing(f"this model's tokenizer has no {name}: it has no chat format")
+                ids.append(special)
+    return ids

@@ -1,0 +1,67 @@
+"""A roster of simulated lanes: implements `coordinator.lane_view.Roster` without processes or a supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from coordinator.lane_client import LaneClient
+from coordinator.lane_view import LaneState, LaneView, ModelView
+from tests.fakes.lane import FakeLane
+
+
+class FakeRoster:
+    """Views of `lanes`, all ready until a test says otherwise. `suspects` keeps what was reported."""
+
+    def __init__(self, *lanes: FakeLane) -> None:
+        self.fakes = {lane.name: lane for lane in lanes}
+        self.suspects: list[str] = []
+        self._clients = {lane.name: LaneClient(lane.address, name=lane.name) for lane in lanes}
+        self._views: dict[str, LaneView] = {}
+        self._callbacks: list[Callable[[], None]] = []
+        for lane in lanes:
+            self._see(lane)
+
+    def lanes(self) -> list[LaneView]:
+        return list(self._views.values())
+
+    def client(self, name: str) -> LaneClient:
+        return self._clients[name]
+
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
+    def report_suspect(self, name: str) -> None:
+        self.suspects.append(name)
+
+    def set_state(self, name: str, state: LaneState) -> None:
+        """As the fleet would see a lane change."""
+        self._views[name] = replace(self._views[name], state=state)
+        self._notify()
+
+    def lose(self, name: str, state: LaneState = "restarting") -> None:
+        """The process is gone."""
+        self._views[name] = replace(self._views[name], state=state, incarnation=b"", model=None)
+        self._notify()
+
+    async def returned(self, name: str) -> None:
+        """The lane answers again, as a new process with a new client."""
+        old, fake = self._clients[name], self.fakes[name]
+        self._clients[name] = LaneClient(fake.address, name=name)
+        self._see(fake)
+        self._notify()
+        await old.close()
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    def _see(self, lane: FakeLane) -> None:
+        self._views[lane.name] = LaneView(
+            lane.name, lane.address, "ready", lane.incarnation, ModelView.of(lane.model), pid=1, device="cpu"
+        )
+
+    def _notify(self) -> None:
+        for callback in tuple(self._callbacks):
+            callback()
