@@ -101,9 +101,8 @@ class Supervisor:
         self._coordinator_backoff = Backoff(limits)
 
     async def start_all(self) -> None:
-        """Start every process, in order, and the upkeep of their logs."""
-        for name in self.keepers:
-            await self.start(name)
+        """Start every process, and the upkeep of their logs. OSError for the first that cannot be started."""
+        await asyncio.gather(*(self.start(name) for name in self.keepers))
         self._spawn(self._bound_logs())
 
     async def start(self, name: str) -> None:

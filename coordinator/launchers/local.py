@@ -82,3 +82,5 @@ class LocalLauncher:
     async def _reap(self, process: LocalProcess) -> None:
         await process.wait()
         self._running.discard(process)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it started and left behind in its session

@@ -1,0 +1,47 @@
+"""`python -m coordinator …`: the coordinator process. Started by the supervisor, not by people (`expressway serve`).
+
+Invariant: exit code 0 after SIGTERM, 1 when it cannot serve (last line `error: CODE: reason`), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import click
+
+from coordinator.config import Address, CoordinatorConfig
+from coordinator.errors import CoordinatorError
+from coordinator.logs import configure_logging
+from coordinator.service import run_coordinator
+
+
+@click.command()
+@click.option("--supervisor", required=True, metavar="unix:PATH", help="The supervisor's socket.")
+@click.option("--pack", required=True, type=click.Path(path_type=Path), help="The pack, for its tokenizer.")
+@click.option("--http", required=True, metavar="HOST:PORT")
+@click.option("--grpc", required=True, metavar="HOST:PORT|unix:PATH")
+@click.option("--drain-s", type=float, default=10.0, help="How long running answers may go on after SIGTERM.")
+@click.option("--log-json", is_flag=True)
+def command(supervisor: str, pack: Path, http: str, grpc: str, drain_s: float, log_json: bool) -> None:
+    """Requests to lanes: doors, queue, placement, and the restarts of lanes and owner."""
+    configure_logging(json_lines=log_json, process="coordinator")
+    config = CoordinatorConfig(supervisor, pack, Address.parse(http), Address.parse(grpc), drain_s, log_json)
+    asyncio.run(run_coordinator(config))
+
+
+def main() -> None:
+    """Run the process and exit with its code."""
+    try:
+        command.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except CoordinatorError as error:
+        print(f"error: {error.code}: {error.message}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

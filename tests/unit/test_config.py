@@ -1,0 +1,106 @@
+"""Options of `serve`, parsed: addresses, sizes, cores, and every refusal with its reason."""
+
+import socket
+
+import pytest
+
+from coordinator.config import Address, check_pack, choose_address, parse_size, split_cores
+from coordinator.errors import BadAddress, BadOption, RunDirError
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("127.0.0.1:8000", "127.0.0.1:8000"),
+        ("127.9.9.9:1", "127.9.9.9:1"),
+        ("localhost:0", "127.0.0.1:0"),
+        ("[::1]:65535", "[::1]:65535"),
+        ("unix:/run/x.sock", "unix:/run/x.sock"),
+    ],
+)
+def test_addresses(text, said):
+    assert str(Address.parse(text)) == said
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:80", "[::]:80", "192.168.0.1:80", "10.0.0.1:1", "[fe80::1]:80"])
+def test_addresses_that_others_could_reach_are_refused_with_the_reason(text):
+    with pytest.raises(BadAddress, match="no keys and no TLS"):
+        Address.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":", "8000", ":80", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:١",
+             "example.org:80", "unix:relative"]
+)  # fmt: skip
+def test_addresses_that_are_none(text):
+    with pytest.raises(BadAddress):
+        Address.parse(text)
+
+
+def test_a_unix_address_longer_than_a_socket_path_is_refused():
+    with pytest.raises(RunDirError, match="at most 107"):
+        Address.parse("unix:/" + "x" * 107)
+
+
+def test_a_taken_port_is_refused_and_port_0_becomes_a_free_one():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(BadAddress, match=f"127.0.0.1:{port}: cannot listen there"):
+            choose_address(Address("127.0.0.1", port))
+    chosen = choose_address(Address("127.0.0.1", 0))
+    assert chosen.host == "127.0.0.1"
+    assert chosen.port > 0
+
+
+def test_unix_addresses_live_stale_and_foreign(tmp_path):
+    path = tmp_path / "door.sock"
+    address = Address.parse(f"unix:{path}")
+    assert choose_address(address) == address
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(path))
+        door.listen()
+        with pytest.raises(BadAddress, match="somebody else listens"):
+            choose_address(address)
+    assert choose_address(address) == address  # nobody listens any more: the stale socket was removed
+    assert not path.exists()
+    path.write_text("precious")
+    with pytest.raises(BadAddress, match="something else"):
+        choose_address(address)
+    assert path.read_text() == "precious"
+    with pytest.raises(BadAddress, match="no directory"):
+        choose_address(Address.parse(f"unix:{tmp_path}/missing/door.sock"))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1", 1), ("2GiB", 2 << 30), ("1.5 MiB", 3 << 19), ("256mib", 256 << 20), ("2GB", 2 * 10**9), ("7 B", 7)],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1TiB?", "1e9", "0x10", "1.5.5GiB", "nan"])
+def test_sizes_that_are_none(text):
+    with pytest.raises(BadOption):
+        parse_size(text)
+
+
+def test_cores_are_split_evenly_and_shared_only_when_there_are_too_few():
+    assert split_cores([0, 1, 2, 3, 4], 2) == [(0, 1), (2, 3)]
+    assert split_cores([3, 7], 1) == [(3, 7)]
+    assert split_cores([3, 7], 4) == [(3,), (7,), (3,), (7,)]
+    assert split_cores([0, 1, 2, 3], 2, 1) == [(0,), (1,)]
+    assert split_cores([0, 1, 2, 3], 2, 2) == [(0, 1), (2, 3)]
+    with pytest.raises(BadOption, match="only 4 are allowed"):
+        split_cores([0, 1, 2, 3], 2, 3)
+
+
+def test_what_is_no_pack(tmp_path):
+    with pytest.raises(BadOption, match="no such directory"):
+        check_pack(tmp_path / "missing")
+    with pytest.raises(BadOption, match=r"no manifest\.msgpack"):
+        check_pack(tmp_path)
+    (tmp_path / "manifest.msgpack").touch()
+    assert check_pack(tmp_path) == tmp_path.resolve()

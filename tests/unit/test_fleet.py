@@ -1,0 +1,183 @@
+"""The fleet as a pure state machine: restarts, quarantine, silence, and what no history may ever lead to."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.fleet import Backoff, Fleet, FleetLimits, Kill, Observed, Phase, Start
+
+LIMITS = FleetLimits()
+LANES = {"lane-0", "lane-1"}
+
+
+def running(starts, pid=100):
+    return Observed(running=True, starts=starts, pid=pid)
+
+
+def exited(starts, code=1):
+    return Observed(running=False, starts=starts, exit_code=code)
+
+
+def fleet_of(now=0.0, **seen):
+    fleet = Fleet()
+    fleet.observe({name.replace("_", "-"): value for name, value in seen.items()}, LANES, now)
+    return fleet
+
+
+def run_until(fleet, begin, end, step=0.1):
+    """All actions with their times."""
+    times = [round(begin + k * step, 3) for k in range(round((end - begin) / step))]
+    return [(now, action) for now in times for action in fleet.tick(now)]
+
+
+def test_a_crash_is_followed_by_one_start_after_the_first_backoff():
+    fleet = fleet_of(lane_0=running(1))
+    fleet.observe({"lane-0": exited(1)}, LANES, 10.0)
+    assert fleet.phase("lane-0") is Phase.RESTARTING
+    assert run_until(fleet, 10.0, 20.0) == [(10.5, Start("lane-0"))]
+    assert fleet.tick(10.4) == []
+
+
+def test_a_start_that_fails_is_tried_again_after_the_longest_backoff():
+    fleet = fleet_of(lane_0=running(1))
+    fleet.observe({"lane-0": exited(1)}, LANES, 10.0)
+    ((_, action),) = run_until(fleet, 10.0, 11.0)
+    fleet.failed(action, 11.0)
+    assert run_until(fleet, 11.0, 60.0)[0][0] >= 41.0 - 0.11
+
+
+def test_the_third_crash_inside_the_window_means_quarantine():
+    fleet = fleet_of(lane_0=running(1))
+    for start, crash_at in ((1, 10.0), (2, 20.0), (3, 609.9)):
+        fleet.observe({"lane-0": running(start)}, LANES, crash_at - 5)
+        fleet.observe({"lane-0": exited(start)}, LANES, crash_at)
+    assert fleet.phase("lane-0") is Phase.QUARANTINED
+    assert run_until(fleet, 610.0, 2000.0, step=1.0) == []
+
+
+def test_a_third_crash_outside_the_window_does_not():
+    fleet = fleet_of(lane_0=running(1))
+    for start, crash_at in ((1, 10.0), (2, 20.0), (3, 610.0)):
+        fleet.observe({"lane-0": running(start)}, LANES, crash_at - 5)
+        fleet.observe({"lane-0": exited(start)}, LANES, crash_at)
+    assert fleet.phase("lane-0") is Phase.RESTARTING
+
+
+def test_crashes_between_two_snapshots_are_seen_by_the_number_of_starts():
+    fleet = fleet_of(lane_0=running(1))
+    fleet.observe({"lane-0": exited(1)}, LANES, 10.0)
+    fleet.observe({"lane-0": exited(2)}, LANES, 12.0)
+    fleet.observe({"lane-0": exited(2)}, LANES, 13.0)  # nothing new
+    assert fleet.phase("lane-0") is Phase.RESTARTING
+    fleet.observe({"lane-0": exited(3)}, LANES, 14.0)
+    assert fleet.phase("lane-0") is Phase.QUARANTINED
+
+
+def test_a_stop_on_request_is_no_crash_and_is_left_alone():
+    fleet = fleet_of(lane_0=running(1))
+    fleet.observe({"lane-0": Observed(running=False, starts=1)}, LANES, 5.0)
+    assert fleet.phase("lane-0") is Phase.STOPPED
+    assert run_until(fleet, 5.0, 100.0, step=1.0) == []
+
+
+def test_silence_makes_suspect_then_kills_once():
+    fleet = fleet_of(lane_0=running(1))
+    fleet.answered("lane-0", 1.0)
+    fleet.tick(5.9)
+    assert fleet.phase("lane-0") is Phase.UP
+    fleet = fleet_of(lane_0=running(1))
+    fleet.answered("lane-0", 1.0)
+    actions = run_until(fleet, 1.0, 40.0)
+    assert [action for _, action in actions] == [Kill("lane-0")]
+    assert 16.0 <= actions[0][0] <= 16.2
+    assert fleet.phase("lane-0") is Phase.SUSPECT
+
+
+def test_the_owner_gives_no_signs_of_life_and_is_not_killed_for_it():
+    fleet = fleet_of(owner=running(1), lane_0=running(1))
+    assert run_until(fleet, 0.0, 100.0, step=1.0) == []  # a lane that has never answered is still starting
+
+
+def test_a_suspected_lane_is_up_again_with_its_next_sign_of_life():
+    fleet = fleet_of(lane_0=running(1))
+    fleet.answered("lane-0", 1.0)
+    fleet.suspected("lane-0")
+    assert fleet.phase("lane-0") is Phase.SUSPECT
+    fleet.answered("lane-0", 1.5)
+    assert fleet.phase("lane-0") is Phase.UP
+
+
+def test_silence_while_the_coordinator_itself_slept_says_nothing():
+    fleet = fleet_of(lane_0=running(1))
+    fleet.answered("lane-0", 0.0)
+    fleet.tick(0.0)
+    assert fleet.tick(100.0) == []
+    assert fleet.phase("lane-0") is Phase.UP
+    assert run_until(fleet, 100.1, 114.8) == []
+    assert [action for _, action in run_until(fleet, 114.9, 116.0)] == [Kill("lane-0")]
+
+
+def test_a_new_fleet_starts_what_died_before_it():
+    fleet = fleet_of(now=50.0, owner=running(1), lane_0=exited(4), lane_1=running(2))
+    assert run_until(fleet, 50.0, 60.0) == [(50.5, Start("lane-0"))]
+    assert fleet.restarts("lane-0") == 3
+
+
+def test_backoff_doubles_to_its_limit_and_begins_again_after_a_stable_life():
+    backoff = Backoff(LIMITS)
+    assert [backoff.after_life_of(1.0) for _ in range(9)] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    assert backoff.after_life_of(LIMITS.stable_s - 0.001) == 30
+    assert [backoff.after_life_of(LIMITS.stable_s), backoff.after_life_of(0)] == [0.5, 1]
+
+
+EVENTS = st.sampled_from(["crash", "answer", "suspect", "pass", "pass", "pass", "fail", "stop"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(EVENTS, st.sampled_from(["owner", "lane-0", "lane-1"]), st.floats(0.05, 12.0)), max_size=60))
+def test_whatever_happens_at_most_one_action_is_outstanding_and_the_dead_stay_dead(events):
+    """Drives a model of the supervisor by the fleet's own actions."""
+    fleet, now = Fleet(), 0.0
+    world = {name: running(1) for name in ("owner", "lane-0", "lane-1")}
+    outstanding, crashes = {}, {name: [] for name in world}
+
+    def see():
+        fleet.observe(dict(world), LANES, now)
+
+    def crash(name):
+        world[name] = exited(world[name].starts)
+        crashes[name].append(now)
+        outstanding.pop(name, None)
+        see()
+
+    see()
+    for event, name, seconds in events:
+        now += seconds
+        if event == "crash" and world[name].running:
+            crash(name)
+        elif event == "stop" and world[name].running:
+            world[name] = Observed(running=False, starts=world[name].starts)
+            outstanding.pop(name, None)
+            see()
+        elif event == "answer":
+            fleet.answered(name, now)
+        elif event == "suspect":
+            fleet.suspected(name)
+        for action in fleet.tick(now):
+            assert action.name not in outstanding
+            assert fleet.phase(action.name) not in (Phase.QUARANTINED, Phase.STOPPED)
+            outstanding[action.name] = action
+            if event == "fail":
+                del outstanding[action.name]
+                fleet.failed(action, now)
+            elif isinstance(action, Start):
+                assert not world[action.name].running
+                world[action.name] = running(world[action.name].starts + 1)
+                del outstanding[action.name]
+                see()
+            else:
+                assert action.name in LANES
+                crash(action.name)
+        for each, times in crashes.items():
+            recent = [at for at in times if times[-1] - at < LIMITS.crash_window_s]
+            assert (fleet.phase(each) is Phase.QUARANTINED) == (len(recent) >= LIMITS.crashes_to_quarantine)
+            assert fleet.restarts(each) == world[each].starts - 1
