@@ -84,9 +84,11 @@ def _group(
         return x.view(-1, chunk, *x.shape[1:]).movedim(2, 0).contiguous()  # [N, B, C, ...]
 
     q, k, v, beta = by_head(q), by_head(k), by_head(v), by_head(beta)[..., None]
-    total = by_head(g).cumsum(-1)  # log of the decay from the chunk's start through each token, [N, B, C]
-    between = (total[..., :, None] - total[..., None, :]).tril().exp().tril()  # decay from token j to i >= j
-    kept = total.exp()[..., None]  # [N, B, C, 1]
+    # Log of the decay from the chunk's start through each token [N, B, C], in fp64: totals reach -1000 where a head
+    # forgets quickly, and their differences would lose four digits in fp32.
+    total = by_head(g).double().cumsum(-1)
+    between = (total[..., :, None] - total[..., None, :]).tril().float().exp().tril()  # decay from token j to i >= j
+    kept = total.float().exp()[..., None]  # [N, B, C, 1]
 
     weighted = k * beta
     system = (weighted @ k.mT).mul_(between)  # the diagonal is taken as 1 by the solver
@@ -95,7 +97,7 @@ def _group(
     values, reads = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
     inside = (q @ k.mT).mul_(between)  # [N, B, C, C]
     asking = q * kept
-    writing = k * (total[..., -1:] - total).exp()[..., None]
+    writing = k * (total[..., -1:] - total).float().exp()[..., None]
     across = kept[:, :, -1, :, None]  # [N, B, 1, 1]
 
     out = torch.empty_like(v)
