@@ -16,7 +16,7 @@ import numpy as np
 from shared_experts.codecs import LARGEST_WEIGHT, F16Array, F32Array, U8Array
 from shared_experts.errors import NativeMissing
 
-_ABI = 1
+_ABI = 2
 _BAD_WEIGHT = 2
 
 
