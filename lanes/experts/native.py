@@ -96,7 +96,7 @@ class ExpertKernel:
             raise NativeKernelUnavailable(f"{ISA_VARIABLE}={wanted!r} is none of {', '.join(ISAS)}")
         if cores is not None and threads is not None and threads != len(cores):
             raise ValueError(f"{threads} threads for {len(cores)} cores")
-        self.threads = len(cores) if cores is not None else threads or 1
+        self.threads = len(cores) if cores is not None else 1 if threads is None else threads
         self._library = _library()
         self._layout = _Layout(
             layout.format.id, layout.hidden, layout.intermediate, 0, layout.gate_up_codes, layout.down_codes,

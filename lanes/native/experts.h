@@ -47,8 +47,8 @@ int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jobs, con
 int expert_combine(expert_pool* pool, int32_t rows, int32_t k, int32_t hidden, const int32_t* pair_index,
                    int32_t pairs, const float* weights, const float* y, float* out);
 
-// Reads every byte of the records' codes and scales in the order expert_run does, and computes nothing: the rate at
-// which this pool can read memory. `sum` receives a check sum of what was read.
+// Reads the records' codes and scales in whole 64-byte lines, in the order expert_run does, and computes nothing: the
+// rate at which this pool can read memory. `sum` receives the XOR of what was read as 64-bit words.
 int expert_read(expert_pool* pool, const expert_layout* layout, int32_t jobs, const uint8_t* const* records,
                 uint64_t* sum);
 

@@ -1,0 +1,208 @@
+"""The native expert kernel against what memory can deliver, and against torch's int4 kernel, at the true shape.
+
+Every candidate runs once in each round and medians over rounds are compared, so a noisy neighbour hits all of them
+alike. Records lie in a shared mapping far larger than the last-level cache and are visited in one long cycle. The
+memory rate is that of the same bytes read by the same threads (`ExpertKernel.read`) in the same rounds.
+Not here: correctness (tests/unit/test_expert_kernel.py).
+
+    python -m bench.expert_kernel --threads 1,2 --out bench/results/expert_kernel.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lanes.experts.native import ISAS, ExpertKernel
+from shared_experts.layout import EXPERT_FORMATS, RecordLayout
+
+HIDDEN, INTERMEDIATE, EXPERTS_PER_LAYER = 2560, 640, 10
+REST_S = 0.003  # after torch: its OpenMP threads go on spinning for a while
+WARM_UP_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Random records in one shared mapping; `next_layer` walks through them in a cycle."""
+
+    layout: RecordLayout
+    memory: mmap.mmap
+    records: int
+
+    @classmethod
+    def make(cls, layout: RecordLayout, size_bytes: int) -> Region:
+        """At least `size_bytes` of records, a whole number of layers."""
+        layers = -(-size_bytes // (layout.record_bytes * EXPERTS_PER_LAYER))
+        records = layers * EXPERTS_PER_LAYER
+        descriptor = os.memfd_create("expert-kernel-bench")
+        os.ftruncate(descriptor, records * layout.record_bytes)
+        memory = mmap.mmap(descriptor, records * layout.record_bytes)
+        os.close(descriptor)
+        rng = np.random.default_rng(1)
+        view = np.frombuffer(memory, np.uint8).reshape(records, layout.record_bytes)
+        for record in view:
+            record[: layout.gate_up_scales] = np.frombuffer(rng.bytes(layout.gate_up_scales), np.uint8)
+            scales = record[layout.gate_up_scales :].view(np.float16)
+            scales[:] = (0.005 + 0.01 * rng.random(len(scales), dtype=np.float32)).astype(np.float16)
+        return cls(layout, memory, records)
+
+    def layer_addresses(self) -> list[np.ndarray]:
+        """The record addresses of each layer's experts: uint64 [10] each."""
+        base = np.frombuffer(self.memory, np.uint8).ctypes.data
+        every = base + np.arange(self.records, dtype=np.uint64) * np.uint64(self.layout.record_bytes)
+        return list(every.reshape(-1, EXPERTS_PER_LAYER))
+
+
+def weight_bytes(layout: RecordLayout) -> int:
+    """Code and scale bytes of one expert."""
+    elements = 3 * layout.hidden * layout.intermediate
+    return elements // 2 + 2 * elements // layout.format.group
+
+
+class TorchLayer:
+    """The same experts through torch's `_weight_int4pack_mm_for_cpu`, in its own packed copies."""
+
+    def __init__(self, layout: RecordLayout, layers: int, dtype: torch.dtype, rows: int) -> None:
+        group, h, i = layout.format.group, layout.hidden, layout.intermediate
+        self.group, self.i = group, i
+        self.x = torch.randn(rows, h).to(dtype)
+        experts = layers * EXPERTS_PER_LAYER
+
+        def pack(n: int, k: int) -> list[torch.Tensor]:
+            one = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.randint(0, 16, (n, k), dtype=torch.int32), 2)
+            return [one.clone() for _ in range(experts)]
+
+        def scales(n: int, k: int) -> list[torch.Tensor]:
+            one = torch.stack([torch.full((k // group, n), 0.01), torch.zeros(k // group, n)], dim=2).to(dtype)
+            return [one.clone() for _ in range(experts)]
+
+        self.gate_up, self.down = pack(2 * i, h), pack(h, i)
+        self.gate_up_scales, self.down_scales = scales(2 * i, h), scales(h, i)
+
+    def run(self, layer: int) -> None:
+        """All experts of one layer for every row."""
+        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
+        for e in range(layer * EXPERTS_PER_LAYER, (layer + 1) * EXPERTS_PER_LAYER):
+            gate_up = multiply(self.x, self.gate_up[e], self.group, self.gate_up_scales[e])
+            h = torch.nn.functional.silu(gate_up[:, : self.i]) * gate_up[:, self.i :]
+            multiply(h, self.down[e], self.group, self.down_scales[e])
+
+
+def rounds_of(candidates: dict[str, Callable[[int], None]], layers: int, rounds: int) -> dict[str, float]:
+    """Median seconds of each candidate over interleaved rounds; every call gets a layer not seen for a whole cycle."""
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    at = 0
+    for r in range(WARM_UP_ROUNDS + rounds):
+        for name, run in candidates.items():
+            begin = time.perf_counter()
+            run(at % layers)
+            took = time.perf_counter() - begin
+            at += 1
+            if r >= WARM_UP_ROUNDS:
+                times[name].append(took)
+            if name.startswith("torch"):
+                time.sleep(REST_S)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def measure(region: Region, threads: int, rows: int, rounds: int, with_torch: bool) -> dict[str, object]:
+    """One table: read rate, our kernel per instruction set, torch."""
+    layout = region.layout
+    addresses = region.layer_addresses()
+    cores = sorted(os.sched_getaffinity(0))[:threads]
+    isas = [i for i in ISAS if i != "scalar" and ISAS[i] <= ISAS[ExpertKernel.best_isa()]]
+    kernels = {isa: ExpertKernel(layout, cores=cores, isa=isa) for isa in isas}
+    offsets = np.arange(EXPERTS_PER_LAYER + 1, dtype=np.int32) * np.int32(rows)
+    index = np.tile(np.arange(rows, dtype=np.int32), EXPERTS_PER_LAYER)
+    x = np.random.default_rng(2).standard_normal((rows, layout.hidden), dtype=np.float32)
+    out = np.empty((len(index), layout.hidden), np.float32)
+    best = kernels[ExpertKernel.best_isa()]
+    candidates: dict[str, Callable[[int], None]] = {"read": lambda layer: _discard(best.read(addresses[layer]))}
+    for isa, kernel in kernels.items():
+        candidates[isa] = lambda layer, kernel=kernel: kernel.run(addresses[layer], offsets, index, x, out)  # type: ignore[misc]
+    if with_torch:
+        torch.set_num_threads(threads)
+        for dtype in (torch.bfloat16, torch.float32):
+            layer = TorchLayer(layout, len(addresses), dtype, rows)
+            candidates[f"torch_{str(dtype).removeprefix('torch.')}"] = layer.run
+    seconds = rounds_of(candidates, len(addresses), rounds)
+    for kernel in kernels.values():
+        kernel.close()
+    total = EXPERTS_PER_LAYER * weight_bytes(layout)
+    torch_best = min((s for name, s in seconds.items() if name.startswith("torch")), default=None)
+    return {
+        "threads": threads,
+        "rows": rows,
+        "milliseconds": {name: round(s * 1e3, 4) for name, s in seconds.items()},
+        "gigabytes_per_s": {name: round(total / s / 1e9, 2) for name, s in seconds.items()},
+        "of_memory_read_rate": {isa: round(seconds["read"] / seconds[isa], 3) for isa in isas},
+        "times_torch_int4pack": {isa: round(torch_best / seconds[isa], 2) for isa in isas} if torch_best else {},
+    }
+
+
+def _discard(_: int) -> None:
+    """Drops a value where a candidate must return nothing."""
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs every combination asked for and prints one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m bench.expert_kernel", description=__doc__.split("\n")[0])
+    parser.add_argument("--format", choices=[n for n, f in EXPERT_FORMATS.items() if f.group], default="q4g64")
+    parser.add_argument("--threads", default="1,2", help="comma-separated thread counts")
+    parser.add_argument("--rows", default="1,4", help="comma-separated rows per expert; torch is compared at one row")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--region-gib", type=float, default=1.1)
+    parser.add_argument("--out", type=Path, help="also write the object to this file")
+    options = parser.parse_args(argv)
+    layout = RecordLayout.of(EXPERT_FORMATS[options.format], HIDDEN, INTERMEDIATE)
+    region = Region.make(layout, int(options.region_gib * 2**30))
+    load_before = os.getloadavg()[0]
+    tables = [
+        measure(region, int(threads), int(rows), options.rounds, rows == "1")
+        for rows in options.rows.split(",")
+        for threads in options.threads.split(",")
+    ]
+    result = {
+        "command": " ".join(["python -m bench.expert_kernel", *(argv if argv is not None else sys.argv[1:])]),
+        "versions": {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__},
+        "host": {"cpu": _cpu_model(), "cpus": os.cpu_count(), "kernel": platform.release()},
+        "pack": {
+            "format": options.format, "hidden": HIDDEN, "intermediate": INTERMEDIATE,
+            "record_bytes": layout.record_bytes, "records": region.records, "values": "random",
+        },
+        "conditions": {
+            "experts_per_layer": EXPERTS_PER_LAYER, "weight_bytes_per_layer": EXPERTS_PER_LAYER * weight_bytes(layout),
+            "region_bytes": region.records * layout.record_bytes, "region_pages": "4 KiB, shared memfd",
+            "rounds": options.rounds, "statistic": "median of interleaved rounds",
+            "load_average_before": round(load_before, 2), "load_average_after": round(os.getloadavg()[0], 2),
+        },
+        "tables": tables,
+    }  # fmt: skip
+    text = json.dumps(result, indent=1)
+    if options.out:
+        options.out.write_text(text + "\n")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
