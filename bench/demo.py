@@ -1,0 +1,165 @@
+"""The main job in one command: a pack, two lanes over one region, two agents at once, the aggregate, the memory proof.
+
+Run by `scripts/demo`. Not here: how the parts work; this file only starts them and shows what they did.
+Invariant: everything shown was measured in this run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import grpc
+from rich.console import Console
+
+from bench.aligned import Aggregate, Rules, Stream, aligned_aggregate
+from bench.client import Answer, ask
+from bench.cluster import Cluster, ClusterFailed, free_address
+from bench.demo_view import SideBySide, summary
+from bench.memory import RegionMemory, region_memory
+
+ROOT = Path(__file__).parents[1]
+WORK = ROOT / ".demo"
+SHIPPED_PACK = ROOT / "deploy" / "demo_model" / "pack"
+LANES = 2
+# CONTRACTS: a window counts from 10 s where a minute is too long; the lanes are asked for a little more
+RULES = Rules(warm_up_s=0.5, min_window_s=10.0)
+TALK_S = 14.0
+TURN_TOKENS = 192
+QUESTIONS = {
+    "agent-1": ("Why does one region serve two lanes?", "What happens when a lane dies?", "Name three colours."),
+    "agent-2": ("Write a short story about a road.", "And what did the driver say?", "How does it end?"),
+}
+
+
+def ensure_pack(console: Console) -> Path:
+    """The shipped demo pack, or a small one written and packed here once (random weights, real path)."""
+    if SHIPPED_PACK.is_dir():
+        return SHIPPED_PACK
+    pack, checkpoint = WORK / "pack", WORK / "checkpoint"
+    if not pack.is_dir():
+        WORK.mkdir(mode=0o700, exist_ok=True)
+        console.print("writing a small checkpoint and packing it")
+        steps = (
+            [sys.executable, "-m", "bench.checkpoint", str(checkpoint), "--preset", "demo"],
+            [sys.executable, "-m", "coordinator.cli", "pack", str(checkpoint), str(pack)],
+        )
+        for argv in steps:
+            done = subprocess.run(argv, stdout=subprocess.DEVNULL, check=False)
+            if done.returncode:
+                raise ClusterFailed(f"{' '.join(argv[2:4])} ended with code {done.returncode}")
+    return pack
+
+
+async def talk(address: str, view: SideBySide) -> list[Answer]:
+    """Both agents ask at the same time, question after question, until the common window is long enough."""
+    async with grpc.aio.insecure_channel(address) as channel:
+
+        async def agent(name: str, until: float) -> list[Answer]:
+            answers = []
+            while not answers or time.monotonic() < until:
+                question = QUESTIONS[name][len(answers) % len(QUESTIONS[name])]
+                view.begin(name, question)
+                answers.append(
+                    await ask(
+                        channel,
+                        question,
+                        session=name,
+                        max_tokens=TURN_TOKENS,
+                        temperature=0.8,
+                        seed=len(answers) + 1,
+                        on_text=lambda text: view.add(name, text),
+                    )
+                )
+            return answers
+
+        until = time.monotonic() + TALK_S
+        per_agent = await asyncio.gather(*(agent(name, until) for name in QUESTIONS))
+    return [answer for answers in per_agent for answer in answers]
+
+
+def aggregate(answers: Sequence[Answer]) -> Aggregate:
+    """The time-aligned aggregate of everything the lanes wrote."""
+    lanes: dict[str, list[Stream]] = {}
+    for answer in answers:
+        lanes.setdefault(answer.lane, []).append(answer.stream)
+    return aligned_aggregate(lanes, RULES)
+
+
+def report(answers: Sequence[Answer], total: Aggregate, memory: RegionMemory) -> dict[str, object]:
+    """The one line for machines."""
+    return {
+        "lanes": len({a.lane for a in answers}),
+        "requests": [
+            {
+                "session": a.session,
+                "lane": a.lane,
+                "ttft_s": a.ttft_s,
+                "tokens": len(a.stamps_s),
+                "finish_reason": a.finish_reason,
+            }
+            for a in answers
+        ],
+        "aggregate": {
+            "window_s": total.window_s,
+            "tokens": total.tokens,
+            "tokens_per_s": total.tokens_per_s,
+            "valid": total.valid,
+            "reasons": list(total.reasons),
+        },
+        "region": {
+            "bytes": memory.region_bytes,
+            "mapping_pss_bytes_sum": memory.mapping_pss_bytes_sum,
+            "second_lane_added_bytes": memory.last_lane_added_bytes,
+        },
+    }
+
+
+def wait_for_signal() -> None:
+    """Returns at the first SIGINT or SIGTERM."""
+    waiting = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
+    signal.sigwait(waiting)
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Stop everything after the answers instead of staying up.")
+@click.option("--json", "as_json", is_flag=True, help="End with one JSON line on stdout; the rest goes to stderr.")
+@click.option("--launcher", type=click.Choice(["local", "ray"]), default="local", show_default=True)
+def main(once: bool, as_json: bool, launcher: str) -> None:
+    """Serves two CPU lanes and lets two agents talk at the same time."""
+    console = Console(stderr=as_json, highlight=False)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        pack = ensure_pack(console)
+        options = ["--lanes", str(LANES), "--launcher", launcher, "--cluster", "demo"]
+        options += ["--http", free_address(8000), "--grpc", free_address(8001)]
+        with Cluster(pack, options, quiet=as_json) as cluster:
+            console.print(f"[bold]{LANES} lanes ready[/] in {cluster.ready_s:.1f} s")
+            with SideBySide(console, list(QUESTIONS)) as view:
+                answers = asyncio.run(talk(cluster.grpc, view))
+            total = aggregate(answers)
+            lanes = [cluster.pids[f"lane-{k}"] for k in range(LANES)]
+            memory = region_memory(cluster.pids["owner"], lanes)
+            summary(console, answers, total, memory)
+            if as_json:
+                print(json.dumps(report(answers, total, memory)), flush=True)
+            if not once:
+                console.print(f"\nHTTP  http://{cluster.http}/v1\ngRPC  {cluster.grpc}\nStays up until Ctrl-C.")
+                wait_for_signal()
+    except (ClusterFailed, grpc.aio.AioRpcError) as error:
+        console.print(f"[red]demo: {error}[/]")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
