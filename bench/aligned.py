@@ -15,7 +15,7 @@ Invariant: the result does not depend on the order of lanes, streams or stamps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -90,7 +90,7 @@ class Aggregate:
         return self.lane_tokens[lane] / self.window_s if self.window_s > 0 else 0.0
 
 
-def aligned_aggregate(lanes: dict[str, Sequence[Stream]], rules: Rules | None = None) -> Aggregate:
+def aligned_aggregate(lanes: Mapping[str, Sequence[Stream]], rules: Rules | None = None) -> Aggregate:
     """The aggregate of all `lanes` under `rules`. Raises ValueError when there is no lane."""
     if not lanes:
         raise ValueError("an aggregate needs at least one lane")

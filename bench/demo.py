@@ -63,7 +63,7 @@ async def talk(address: str, view: SideBySide) -> list[Answer]:
     async with grpc.aio.insecure_channel(address) as channel:
 
         async def agent(name: str, until: float) -> list[Answer]:
-            answers = []
+            answers: list[Answer] = []
             while not answers or time.monotonic() < until:
                 question = QUESTIONS[name][len(answers) % len(QUESTIONS[name])]
                 view.begin(name, question)
