@@ -22,8 +22,8 @@ MAX_METADATA_BYTES = 8 << 10
 MAX_STREAMS_PER_CONNECTION = 128
 MAX_CONCURRENT_CALLS = 512
 # A client that is gone or frozen is noticed after at most the sum of these two (5 s is the promise).
-KEEPALIVE_TIME_MS = 2000
-KEEPALIVE_TIMEOUT_MS = 2000
+KEEPALIVE_TIME_MS = 1000
+KEEPALIVE_TIMEOUT_MS = 3000
 # Without these two, gRPC buffers over 100,000 token messages for a client that stopped reading.
 LOOKAHEAD_BYTES = 64 << 10
 MIN_CLIENT_PING_INTERVAL_MS = 500

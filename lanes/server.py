@@ -35,6 +35,7 @@ _OPTIONS = [
     ("grpc.max_concurrent_streams", limits.MAX_STREAMS_PER_CONNECTION),
     ("grpc.keepalive_time_ms", limits.KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", limits.KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", limits.KEEPALIVE_TIMEOUT_MS),  # the one that counts: its default is a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", limits.KEEPALIVE_TIME_MS),
@@ -131,13 +132,19 @@ class LaneServer(rpc.LaneServicer):
         task = asyncio.current_task()
         assert task is not None
         self._streams.add(task)
+        slow: SlowReader | None = None
         try:
             await self._stream(outbox, context)
+        except SlowReader as error:
+            slow = error
         finally:
             generation.cancel()  # no effect on one that has ended
             outbox.close()
             self._streams.discard(task)
             self._announce()
+        if slow is not None:
+            _log.warning("slow_reader", request_id=request.request_id)
+            await _refuse(context, slow)
 
     async def _stream(self, outbox: Outbox, context: grpc.aio.ServicerContext) -> None:
         await _write(context, pb.GenerateEvent(accepted=pb.Accepted(stamp_ns=time.monotonic_ns())))
@@ -183,13 +190,12 @@ def prepare_socket(path: Path) -> None:
 
 
 async def _write(context: grpc.aio.ServicerContext, event: pb.GenerateEvent) -> None:
-    """Writes one event; a client that leaves no room for it for too long loses its stream."""
+    """Writes one event; raises SlowReader when the client leaves no room for it for too long."""
     try:
         async with asyncio.timeout(limits.SLOW_READER_S):
             await context.write(event)
     except TimeoutError:
-        _log.warning("slow_reader")
-        await _refuse(context, SlowReader("the client stopped reading"))
+        raise SlowReader("the client stopped reading") from None
 
 
 async def _refuse(context: grpc.aio.ServicerContext, error: LaneError) -> None:

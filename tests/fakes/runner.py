@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class FakeRunner:
         self.entered = threading.Semaphore(0)
         self.poison_at: int | None = None  # position whose logits are NaN
         self.raise_at: int | None = None
+        self.delay_s = 0.0
 
     def begin(self, max_tokens: int) -> int:
         slot = self.opened
@@ -44,6 +46,7 @@ class FakeRunner:
         self.next = first + rows
         assert self.next <= self.capacity
         self.entered.release()
+        time.sleep(self.delay_s)
         if self.gate is not None:
             assert self.gate.wait(20)
         self.windows.append((first, rows))

@@ -45,7 +45,7 @@ async def collect(outbox):
     while not events or not isinstance(events[-1], End):
         events += await asyncio.wait_for(outbox.take(), 20)
     assert sum(isinstance(e, End) for e in events) == 1
-    return [e for e in events[:-1]], events[-1]
+    return events[:-1], events[-1]
 
 
 @pytest.fixture
