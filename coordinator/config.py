@@ -121,14 +121,14 @@ def check_pack(pack: Path) -> Path:
     return pack.resolve()
 
 
-def choose_address(address: Address) -> Address:
+def choose_address(address: Address, *, remove_stale: bool = True) -> Address:
     """The same address, with a port in place of 0; BadAddress when somebody listens there already.
 
     A moment passes between this check and the door that really listens: what it saves is starting everything for
     nothing.
     """
     if address.path:
-        _check_unix(Path(address.path))
+        _check_unix(Path(address.path), remove_stale)
         return address
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -141,7 +141,7 @@ def choose_address(address: Address) -> Address:
         return replace(address, port=probe.getsockname()[1])
 
 
-def _check_unix(path: Path) -> None:
+def _check_unix(path: Path, remove_stale: bool) -> None:
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -154,8 +154,9 @@ def _check_unix(path: Path) -> None:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()  # nobody listens: left by a server that was killed
+            if remove_stale:  # nobody listens: left by a server that was killed
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
             return
         except OSError as error:
             raise BadAddress(f"unix:{path}: {error.strerror}") from None

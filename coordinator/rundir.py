@@ -183,18 +183,32 @@ def _xdg(env: Mapping[str, str], variable: str, default: Path) -> Path:
     return (Path(value) if value.startswith("/") else default) / "expressway"
 
 
+def check_private(directory: Path, *, below: str) -> None:
+    """RunDirError unless `directory` and its parents down from the one named `below` are ours alone."""
+    for path in _ours(directory, below):
+        _check_one(path)
+
+
 def _make_private(directory: Path, *, below: str) -> None:
     """Create `directory`; it and its parents down from the one named `below` must be ours alone."""
-    ours = [directory, *directory.parents]
-    ours = ours[: [parent.name for parent in ours].index(below) + 1]
-    ours[-1].parent.mkdir(parents=True, exist_ok=True)
-    for path in reversed(ours):
+    ours = _ours(directory, below)
+    ours[0].parent.mkdir(parents=True, exist_ok=True)
+    for path in ours:
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode):
-            raise RunDirError(f"{path}: not a directory")
-        if found.st_uid != os.geteuid():
-            raise RunDirError(f"{path}: belongs to user {found.st_uid}, not to {os.geteuid()}")
-        if found.st_mode & 0o077:
-            raise RunDirError(f"{path}: open to others (mode {stat.S_IMODE(found.st_mode):o}); chmod 700 it")
+        _check_one(path)
+
+
+def _ours(directory: Path, below: str) -> list[Path]:
+    chain = [directory, *directory.parents]
+    return chain[[parent.name for parent in chain].index(below) :: -1]
+
+
+def _check_one(path: Path) -> None:
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise RunDirError(f"{path}: not a directory")
+    if found.st_uid != os.geteuid():
+        raise RunDirError(f"{path}: belongs to user {found.st_uid}, not to {os.geteuid()}")
+    if found.st_mode & 0o077:
+        raise RunDirError(f"{path}: open to others (mode {stat.S_IMODE(found.st_mode):o}); chmod 700 it")

@@ -15,6 +15,11 @@ from lanes.errors import EXIT_CONFIG, ConfigError
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a lane and returns its exit code."""
+    if (sys.argv[1:] if argv is None else argv) == ["--version"]:
+        from lanes.version import report
+
+        print(report())
+        return 0
     try:
         config = parse(sys.argv[1:] if argv is None else argv, os.environ, frozenset(os.sched_getaffinity(0)))
     except ConfigError as error:

@@ -7,6 +7,7 @@ stderr), 2 wrong usage; whatever a command prints for programs goes to stdout, e
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -37,6 +38,9 @@ def commands() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "ERROR"
+    )  # before gRPC is loaded: its notes on closed connections help nobody
     try:
         result = commands.main(args=arguments, prog_name="expressway", standalone_mode=False)
     except click.exceptions.Abort:

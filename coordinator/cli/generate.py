@@ -1,0 +1,134 @@
+"""`expressway generate`: one question, one answer; of a pack (processes of its own) or of a running server.
+
+Not here: serving. Invariant: stdout carries the answer alone: its text as it comes, or with `--json` one object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from coordinator.cli.answer import Collected, ask
+from coordinator.cli.progress import Progress
+from coordinator.config import DEFAULT_CPU_BUDGET, check_pack, parse_size
+from coordinator.errors import BadOption
+from coordinator.logs import configure_logging
+from coordinator.plan import LaneOptions
+from coordinator.solo import solo
+from coordinator.text.renderer import ChatMessage
+from laneproto.v1 import serve_pb2
+
+
+@click.command()
+@click.argument("pack", required=False, type=click.Path(path_type=Path))
+@click.option("--address", metavar="ADDR", help="A running server's gRPC door: HOST:PORT or unix:PATH.")
+@click.option("--prompt", metavar="TEXT", help="Plain text.")
+@click.option("--prompt-ids", metavar="1,2,3", help="Token ids.")
+@click.option("--chat", is_flag=True, help="Put the prompt into the model's chat format, as the user's message.")
+@click.option("--max-tokens", type=click.IntRange(1, 2**31 - 1), default=256, show_default=True, metavar="N")
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-k", type=click.IntRange(0), default=0, help="Draw from the K likeliest tokens; 0: all.")
+@click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, help="Draw from the likeliest tokens of this mass.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Default: chosen by the server and reported.")
+@click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
+@click.option("--logprobs", type=click.IntRange(0, 20), metavar="K", help="Log-probabilities, with K alternatives.")
+@click.option("--session", default="", metavar="ID", help="Keeps a conversation on one lane.")
+@click.option("--vram-budget", default=DEFAULT_CPU_BUDGET, show_default=True, metavar="SIZE", help="With PACK.")
+@click.option("--context", type=click.IntRange(2), metavar="N", help="With PACK. Default: the lane's.")
+@click.option("--prefill-chunk", type=click.IntRange(1), metavar="N", help="With PACK. Default: the lane's.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(1), default=3600.0, show_default=True, metavar="SECONDS")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout at the end.")
+def command(
+    pack: Path | None,
+    address: str | None,
+    prompt: str | None,
+    prompt_ids: str | None,
+    chat: bool,
+    max_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int | None,
+    stops: tuple[str, ...],
+    logprobs: int | None,
+    session: str,
+    vram_budget: str,
+    context: int | None,
+    prefill_chunk: int | None,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Answer one prompt with PACK (starts an owner and a lane for it), or with the server at --address."""
+    if (pack is None) == (address is None):
+        raise click.UsageError("give either PACK or --address")
+    if (prompt is None) == (prompt_ids is None):
+        raise click.UsageError("give either --prompt or --prompt-ids")
+    if chat and (prompt is None or pack is None):
+        raise click.UsageError(
+            "--chat needs PACK and --prompt; chats with a server go to its HTTP /v1/chat/completions"
+        )
+    configure_logging(json_lines=False, process="generate", level="error")
+    request = serve_pb2.GenerateRequest(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=stops, session=session
+    )
+    if prompt is not None:
+        request.text = prompt
+    else:
+        request.token_ids.ids.extend(parse_ids(prompt_ids or ""))
+    if seed is not None:
+        request.seed = seed
+    if logprobs is not None:
+        request.logprobs = logprobs
+    if address is not None:
+        answer = asyncio.run(ask(address, request, _shown(as_json), timeout_s=timeout_s))
+    else:
+        assert pack is not None
+        options = LaneOptions(check_pack(pack), "cpu", parse_size(vram_budget), context, prefill_chunk, log_json=False)
+        answer = asyncio.run(_ask_pack(options, request, chat=chat, as_json=as_json, timeout_s=timeout_s))
+    print(json.dumps(answer.to_json()) if as_json else "", flush=True)
+
+
+async def _ask_pack(
+    options: LaneOptions, request: serve_pb2.GenerateRequest, *, chat: bool, as_json: bool, timeout_s: float
+) -> Collected:
+    progress = Progress()
+    async with solo(options, dict(os.environ), timeout_s, progress.show) as lane:
+        progress.end()
+        if chat:
+            serving = lane.serving
+            ids = await serving.text.encode_chat(
+                [ChatMessage("user", request.text)], context_tokens=serving.model().context_tokens
+            )
+            request.token_ids.ids.extend(ids)
+            request.stop_ids.extend(serving.text.chat_end_ids())
+        answering = asyncio.create_task(ask(lane.target, request, _shown(as_json), timeout_s=timeout_s))
+        await asyncio.wait({answering})
+        if answering.exception() is not None:
+            lane.check()  # a process that died says more than the broken stream
+        return answering.result()
+
+
+def _shown(as_json: bool) -> Callable[[str], None]:
+    def show(text: str) -> None:
+        if not as_json:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    return show
+
+
+def parse_ids(text: str) -> list[int]:
+    """Token ids from "1,2,3"."""
+    try:
+        ids = [int(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        raise BadOption(f"--prompt-ids {text!r}: expected numbers such as 1,2,3") from None
+    if any(not 0 <= token_id < 1 << 32 for token_id in ids):
+        raise BadOption("--prompt-ids: a token id is a number from 0 to 4294967295")
+    return ids

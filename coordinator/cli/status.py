@@ -1,0 +1,98 @@
+"""`expressway status`: what a running cluster of this host says about itself.
+
+Not here: starting or stopping. Invariant: exit code 0 only when the coordinator answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any
+
+import click
+import grpc
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.cli.answer import CHANNEL_OPTIONS, counters, refusal
+from coordinator.owner_status import ask_owner
+from coordinator.rundir import read_cluster, run_path
+from laneproto.v1 import serve_pb2, serve_pb2_grpc
+
+TIMEOUT_S = 5.0
+
+
+@click.command()
+@click.option("--cluster", default="default", show_default=True, metavar="NAME")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of text.")
+def command(cluster: str, as_json: bool) -> None:
+    """Show the lanes, the model and the region of a cluster that runs on this host."""
+    env = dict(os.environ)
+    found = read_cluster(cluster, env)
+    state = asyncio.run(ask_cluster(str(found.get("grpc"))))
+    owner = ask_owner(run_path(cluster, env) / "owner.sock")
+    state = {
+        "cluster": cluster,
+        **{key: found.get(key) for key in ("http", "grpc", "run_dir", "pack", "launcher", "pids")},
+        "owner": str(owner) if owner else "does not answer",
+        **state,
+    }
+    if as_json:
+        print(json.dumps(state))
+    else:
+        show(state)
+
+
+async def ask_cluster(target: str) -> dict[str, Any]:
+    """Lanes and model, from the public door."""
+    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+        stub = serve_pb2_grpc.ExpresswayStub(channel)
+        try:
+            lanes = await stub.ListLanes(serve_pb2.ListLanesRequest(), timeout=TIMEOUT_S)
+            model = (await stub.GetModel(serve_pb2.GetModelRequest(), timeout=TIMEOUT_S)).model
+        except grpc.aio.AioRpcError as error:
+            raise refusal(error) from None
+    return {
+        "model": {
+            "name": model.name,
+            "architecture": model.architecture,
+            "fingerprint": model.fingerprint.hex(),
+            "context_tokens": model.context_tokens,
+            "expert_format": model.expert_format,
+            "region_bytes": model.region_bytes,
+        },
+        "queued": lanes.queued,
+        "lanes": [
+            {
+                "lane": lane.lane,
+                "state": lane.state,
+                "pid": lane.pid,
+                "device": lane.device,
+                "restarts": lane.restarts,
+                "running": lane.running,
+                "counters": counters(lane.counters),
+            }
+            for lane in lanes.lanes
+        ],
+    }
+
+
+def show(state: dict[str, Any]) -> None:
+    """For people."""
+    console = Console(highlight=False)
+    model = state["model"]
+    console.print(
+        f"{model['name']} ({model['architecture']}, {model['expert_format']}, {model['context_tokens']} tokens)"
+    )
+    console.print(f"HTTP {state['http']}   gRPC {state['grpc']}   owner {state['owner']}   queued {state['queued']}")
+    table = Table("lane", "state", "pid", "device", "restarts", "requests", "tokens", "expert hits", box=None)
+    for lane in state["lanes"]:
+        counted = lane["counters"]
+        routed = counted["expert_hits"] + counted["expert_misses"]
+        hits = f"{100 * counted['expert_hits'] / routed:.1f} %" if routed else "-"
+        table.add_row(
+            *(str(lane[key]) for key in ("lane", "state", "pid", "device", "restarts")),
+            *(str(counted["requests"]), str(counted["generated_tokens"]), hits),
+        )
+    console.print(table)
