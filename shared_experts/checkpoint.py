@@ -120,13 +120,6 @@ class Checkpoint:
         """Layers with experts, draft layers included."""
         return len(self.text.layers) + self.draft_layers
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all tensors that a conversion reads."""
-        ngram = sum(part.info.bytes for table in self.ngram.values() for part in table.parts)
-        experts = sum(source.info.bytes for layer in self._experts for source in layer.values())
-        return ngram + experts + sum(source.info.bytes for source in self.dense.values())
-
     def expert_source(self, layer: int, expert: int) -> Source:
         """A tensor to name when this expert's weights are refused."""
         found = self._experts[layer]

@@ -9,14 +9,12 @@ Invariant: the target either does not exist or is a whole, synced pack.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import itertools
 import json
 import math
 import os
 import shutil
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,6 +47,7 @@ from shared_experts.pack import Progress, dense_dtype
 from shared_experts.pack_writer import SectionWriter
 from shared_experts.quantiser import load_quantiser
 from shared_experts.qwen4_exp import ARCHITECTURE
+from shared_experts.temporary import TemporarySibling, sync_folder
 
 T = TypeVar("T")
 _SAFETENSORS_NAMES = {"bf16": "BF16", "f32": "F32"}
@@ -71,6 +70,8 @@ def convert(
     target = Path(target)
     if dense not in _SAFETENSORS_NAMES:
         raise ValueError(f"dense is bf16 or f32, not {dense!r}")
+    if experts not in EXPERT_FORMATS:
+        raise ValueError(f"experts is one of {', '.join(EXPERT_FORMATS)}, not {experts!r}")
     if os.path.lexists(target):
         raise OutputExists(f"{target}: is already there; packs are never overwritten")
     with Checkpoint.open(source) as checkpoint:
@@ -78,16 +79,16 @@ def convert(
         quantise = load_quantiser().quantise if layout.format.group else None
         conversion = _Conversion(checkpoint, layout, dense, quantise, threads or os.cpu_count() or 1, progress)
         conversion.check_space(target.parent)
-        with _temporary_sibling(target) as folder:
+        with TemporarySibling(target) as folder:
             manifest = conversion.write(folder)
-            _sync(folder)
+            sync_folder(folder)
             try:
                 os.rename(folder, target)
             except OSError as error:
                 if os.path.lexists(target):
                     raise OutputExists(f"{target}: appeared while the pack was written") from error
                 raise
-        _sync(target.parent)
+        sync_folder(target.parent)
     return manifest
 
 
@@ -120,10 +121,7 @@ class _Conversion:
 
     def check_space(self, parent: Path) -> None:
         """Refuses a conversion that would not fit."""
-        try:
-            free = shutil.disk_usage(parent).free
-        except OSError as error:
-            raise NoSpace(f"{parent}: cannot be written to: {error.strerror}") from None
+        free = shutil.disk_usage(parent).free
         needed = self._total + (1 << 20)
         if needed > free:
             raise NoSpace(f"{parent}: the pack needs {needed} bytes, {free} are free")
@@ -266,55 +264,6 @@ def _layout(checkpoint: Checkpoint, name: str) -> RecordLayout:
         ]  # fmt: skip
         advice = f"{fitting[-1]} fits" if fitting else "no 4-bit format fits; f32 does"
         raise CheckpointError(checkpoint.path / "config.json", f"{error}; {advice}") from None
-
-
-class _temporary_sibling:
-    """A locked directory beside the target; gone on exit unless it was renamed."""
-
-    def __init__(self, target: Path) -> None:
-        self._parent, self._prefix = target.absolute().parent, f".{target.name}.partial-"
-
-    def __enter__(self) -> Path:
-        for old in self._parent.glob(f"{_glob_escape(self._prefix)}*"):
-            _sweep(old)
-        self._folder = Path(tempfile.mkdtemp(prefix=self._prefix, dir=self._parent))
-        self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        umask = os.umask(0o077)
-        os.umask(umask)
-        os.fchmod(self._lock, 0o777 & ~umask)
-        return self._folder
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(self._lock)
-
-
-def _glob_escape(text: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in text)
-
-
-def _sweep(folder: Path) -> None:
-    """Removes what a killed conversion left; a living one holds the lock."""
-    try:
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        pass
-    finally:
-        os.close(lock)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _in_order(

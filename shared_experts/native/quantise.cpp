@@ -1,10 +1,8 @@
 // The fast twin of shared_experts/codecs.py:quantise_q4; that file defines the code, this one must equal it bit for bit.
 //
 // How: the same IEEE fp32 operations in the same order, sixteen candidates at a time (quantise_range.h). The build sets
-// -ffp-contract=off. The same source is compiled for three instruction sets and the widest that runs here is taken;
-// QUANTISE_ISA (scalar, avx2, avx512) takes another one.
+// -ffp-contract=off. The same source is compiled for three instruction sets; the caller takes one, or the widest here.
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <thread>
@@ -56,44 +54,43 @@ namespace {
 
 using range_function = int64_t (*)(const float*, int64_t, int64_t, uint8_t*, uint16_t*);
 
-struct Choice {
-  const char* name;
+// The functions of an instruction set by its number, or nulls where it is not there.
+struct Ranges {
   range_function of_32, of_64;
 };
 
-Choice choose() {
-  const char* wanted = std::getenv("QUANTISE_ISA");
-  auto allowed = [&](const char* name) { return !wanted || !*wanted || std::strcmp(wanted, name) == 0; };
-  (void)allowed;
+Ranges ranges_of(int32_t isa) {
 #ifdef WIDE
   __builtin_cpu_init();
-  if (allowed("avx512") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+  if (isa == 3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-    return {"avx512", avx512::quantise_range<32>, avx512::quantise_range<64>};
-  if (allowed("avx2") && __builtin_cpu_supports("avx2"))
-    return {"avx2", avx2::quantise_range<32>, avx2::quantise_range<64>};
+    return {avx512::quantise_range<32>, avx512::quantise_range<64>};
+  if (isa == 2 && __builtin_cpu_supports("avx2")) return {avx2::quantise_range<32>, avx2::quantise_range<64>};
 #endif
-  return {"scalar", baseline::quantise_range<32>, baseline::quantise_range<64>};
-}
-
-const Choice& choice() {
-  static const Choice chosen = choose();
-  return chosen;
+  if (isa == 1) return {baseline::quantise_range<32>, baseline::quantise_range<64>};
+  return {nullptr, nullptr};
 }
 
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-EXPORT int32_t quantise_abi(void) { return 2; }
-EXPORT const char* quantise_isa(void) { return choice().name; }
+EXPORT int32_t quantise_abi(void) { return 3; }
+
+// The widest instruction set here: 1 scalar, 2 avx2, 3 avx512.
+EXPORT int32_t quantise_best_isa(void) {
+  int32_t isa = 3;
+  while (!ranges_of(isa).of_32) --isa;
+  return isa;
+}
 
 // x fp32 [B, G] -> codes [B, G/2], scales fp16 [B]. 0 done; 1 bad argument; 2 a weight is not finite or too large, and
 // *bad is the first group that has one; 3 no thread or memory. With threads == 1 no thread is started.
-EXPORT int32_t quantise_q4(const float* x, int64_t groups, int32_t group, int32_t threads, uint8_t* codes,
+EXPORT int32_t quantise_q4(const float* x, int64_t groups, int32_t group, int32_t isa, int32_t threads, uint8_t* codes,
                            uint16_t* scales, int64_t* bad) {
   if (!x || !codes || !scales || !bad || groups < 0 || (group != 32 && group != 64) || threads < 1) return 1;
-  const range_function range = group == 64 ? choice().of_64 : choice().of_32;
+  const range_function range = group == 64 ? ranges_of(isa).of_64 : ranges_of(isa).of_32;
+  if (!range) return 1;
   const int64_t useful = groups / 256;  // fewer groups than this are not worth a thread
   if (threads > useful) threads = useful < 1 ? 1 : static_cast<int32_t>(useful);
   if (threads > 1024) threads = 1024;
