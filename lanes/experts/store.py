@@ -58,7 +58,6 @@ class ExpertStore:
         self._scratch_bytes = scratch_bytes
         self._scratch = np.empty((0, 0), np.float32)
         layers, experts = cache.addresses.shape
-        self._experts = experts
         self._rows = np.zeros((layers, experts), np.int64)  # rows routed to each expert in this window
 
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -68,7 +67,6 @@ class ExpertStore:
         expert_ids, row_weights, inputs = ids.numpy(), weights.contiguous().numpy(), x.contiguous().numpy()
         out = torch.empty((rows, hidden), dtype=torch.float32)
         result = out.numpy()
-        self._count(layer, expert_ids)
         block = max(1, self._scratch_bytes // (chosen * hidden * 4))
         for first in range(0, rows, block):
             last = min(first + block, rows)
@@ -105,19 +103,20 @@ class ExpertStore:
         if self._scratch.shape[0] < pairs or self._scratch.shape[1] != x.shape[1]:
             self._scratch = np.empty((pairs, x.shape[1]), np.float32)
         scratch = self._scratch[:pairs]
-        addresses = self._cache.addresses[layer, sorted_ids[starts]]
-        self._kernel.run(addresses, row_offsets, row_index, x, scratch)
+        experts = sorted_ids[starts]
+        self._count(layer, experts, np.diff(row_offsets))
+        self._kernel.run(self._cache.addresses[layer, experts], row_offsets, row_index, x, scratch)
         self._kernel.combine(place.reshape(rows, chosen), weights, scratch, out)
 
-    def _count(self, layer: int, ids: npt.NDArray[np.int64]) -> None:
-        rows = np.bincount(ids.reshape(-1), minlength=self._experts)  # [experts]
-        self._rows[layer] += rows
-        resident = self._cache.resident[layer]
-        touched = rows > 0
-        hits = int(rows[resident].sum())
-        hit_experts = int((touched & resident).sum())
+    def _count(self, layer: int, experts: npt.NDArray[np.int64], rows: npt.NDArray[np.int32]) -> None:
+        """Pairs, and the bytes of every expert once per window. experts, rows: [J]."""
+        seen, size = self._rows[layer], self._cache.record_bytes
+        hit = self._cache.resident[layer, experts]
+        new = seen[experts] == 0
+        seen[experts] += rows
+        hits, bytes_hit = int(rows[hit].sum()), int((new & hit).sum()) * size
         counters = self._counters
         counters.expert_hits += hits
-        counters.expert_misses += ids.size - hits
-        counters.expert_hit_bytes += hit_experts * self._cache.record_bytes
-        counters.expert_miss_bytes += (int(touched.sum()) - hit_experts) * self._cache.record_bytes
+        counters.expert_misses += int(rows.sum()) - hits
+        counters.expert_hit_bytes += bytes_hit
+        counters.expert_miss_bytes += int(new.sum()) * size - bytes_hit
