@@ -194,7 +194,7 @@ def measure(pack: Path, run: Path) -> dict[str, object]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints one JSON object; exit code 1 when the second lane costs more than it may."""
     parser = argparse.ArgumentParser(prog="python -m bench.second_lane", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--region-gib", type=float, default=4.0, help="at least 1 (default: 4)")
+    parser.add_argument("--region-gib", type=float, default=6.0, help="at least 1 (default: 6)")
     parser.add_argument("--out", type=Path, help="also write the object to this file")
     options = parser.parse_args(argv)
     if options.region_gib < 1:

@@ -59,7 +59,6 @@ async def _serve(lane: Lane, config: LaneConfig, began_s: float) -> int:
     with contextlib.ExitStack() as stack:
         await server.start(config.listen)
         stack.callback(config.listen.unlink, missing_ok=True)
-        stack.enter_context(lane.region.lend(config.region_socket))
         lane.engine.start()
         _log.info(
             "lane_ready",

@@ -31,6 +31,7 @@ from lanes.state.pool import StatePool
 from lanes.window import Window
 from lanes.wire import Identity
 from shared_experts.attach import AttachedRegion, attach
+from shared_experts.owner import run_directory
 from shared_experts.pack import Pack
 
 _log = structlog.get_logger(__name__)
@@ -62,6 +63,9 @@ def assemble(config: LaneConfig) -> Lane:
         )
         attached_s = time.monotonic()
         _log.info("region_attached", seconds=round(attached_s - began_s, 3), bytes=region.mapped_bytes)
+        # From here on, not only once the model is loaded: a new owner that found no holder would build a second region.
+        run_directory(config.region_socket.parent)
+        stack.enter_context(region.lend(config.region_socket))
 
         info = manifest.experts
         kernel = ExpertKernel(
