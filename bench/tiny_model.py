@@ -1,7 +1,7 @@
 """Small random `qwen4_exp` models: the config and every tensor's name, shape and values, with numpy alone.
 
 The weights mean nothing, but their scales keep activations and logits lively and finite, the router picks different
-experts for different tokens, and no branch (convolutions, n-gram table, indexer) is zero. Not here: files (`checkpoint`).
+experts for different tokens, and no branch (convolutions, n-gram table, indexer) is zero. Not here: files.
 
 Invariant: a tensor's values depend only on the seed and its canonical name, so every layout, prefix and shard count of
 one seed is the same model.

@@ -67,11 +67,11 @@ if __name__ == "__main__":
 | left | right |
 """
 _STEMS = """\
-act add answer ask begin build call carry change check come count cover cross cut draw end enter fall fill find form give
-grow hand head help hold keep know lead learn leave light line look mark measure meet move name open order pass place plan
-plant point port press question reach read record rest return roll round run say serve set shape show sign sound stand start
-state stay step stop store stream take talk tell test think touch train turn use view wait walk watch water wonder word work
-write
+act add answer ask begin build call carry change check come count cover cross cut draw end enter fall fill find form
+give grow hand head help hold keep know lead learn leave light line look mark measure meet move name open order pass
+place plan plant point port press question reach read record rest return roll round run say serve set shape show sign
+sound stand start state stay step stop store stream take talk tell test think touch train turn use view wait walk
+watch water wonder word work write
 """
 _PREFIXES = ("", "re", "un", "over", "under", "out")
 _SUFFIXES = ("", "s", "ed", "ing", "er", "able", "ment", "less", "ful", "ness")
