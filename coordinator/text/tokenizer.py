@@ -54,7 +54,8 @@ class Tokenizer:
         self.longest_token_bytes = max(map(len, self._bytes), default=1)
         guarded = set(self._special_ids.values())
         for content in self._special_ids:
-            if guarded.intersection(self.encode(content), self.encode(f"a{content}b"), self.encode(f" {content}\n")):
+            texts = (content, f"a{content}b", f" {content}\n")
+            if any(guarded.intersection(self.encode(text)) for text in texts):
                 raise BadTokenizer(f"{where}: plain text {content!r} would become a special token")
 
     @classmethod

@@ -18,7 +18,7 @@ class FakeRoster:
         self.suspects: list[str] = []
         self._clients = {lane.name: LaneClient(lane.address, name=lane.name) for lane in lanes}
         self._views: dict[str, LaneView] = {}
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: dict[object, Callable[[], None]] = {}
         for lane in lanes:
             self._see(lane)
 
@@ -29,8 +29,13 @@ class FakeRoster:
         return self._clients[name]
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback)
+        key = object()
+        self._callbacks[key] = callback
+
+        def unsubscribe() -> None:
+            self._callbacks.pop(key, None)
+
+        return unsubscribe
 
     def report_suspect(self, name: str) -> None:
         self.suspects.append(name)
@@ -63,5 +68,5 @@ class FakeRoster:
         )
 
     def _notify(self) -> None:
-        for callback in tuple(self._callbacks):
+        for callback in tuple(self._callbacks.values()):
             callback()

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import re
+
+import grpc
+
+from coordinator import errors
+from coordinator.errors import CoordinatorError
+
+
+def _all(kind: type[CoordinatorError]) -> list[type[CoordinatorError]]:
+    return [kind, *(found for child in kind.__subclasses__() for found in _all(child))]
+
+
+def _drawn() -> dict[str, tuple[str, bool, int, str]]:
+    rows = re.findall(r"([A-Z]\w+) +([a-z_]+) +(yes|no) +(\d{3}) +([A-Z_]+)$", errors.__doc__ or "", re.MULTILINE)
+    return {name: (code, retryable == "yes", int(http), status) for name, code, retryable, http, status in rows}
+
+
+def test_the_drawing_is_the_table() -> None:
+    drawn = _drawn()
+    groups = {"CoordinatorError", "RequestError", "Refused", "LaneError", "Gone", "SetupError"}
+    classes = {kind.__name__: kind for kind in _all(CoordinatorError) if kind.__module__ == "coordinator.errors"}
+    assert set(drawn) == set(classes) - groups
+    for name, row in drawn.items():
+        kind = classes[name]
+        assert (kind.code, kind.retryable, kind.http, kind.grpc) == row, name
+
+
+def test_codes_are_unique_and_statuses_exist() -> None:
+    kinds = [kind for kind in _all(CoordinatorError) if kind.__module__ == "coordinator.errors"]
+    assert len({kind.code for kind in kinds}) == len(kinds)
+    for kind in kinds:
+        assert grpc.StatusCode[kind.grpc] is not grpc.StatusCode.OK

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator import limits
+from coordinator.errors import BadRequest, CoordinatorError, OutOfRange, Unsupported
+from coordinator.openai import parse_chat, parse_completion, parse_json
+from coordinator.text.renderer import ChatMessage
+
+HELLO = {"role": "user", "content": "hello"}
+
+
+def chat(**fields: Any) -> Any:
+    return parse_chat(parse_json(json.dumps({"messages": [HELLO], **fields}).encode()))
+
+
+def completion(**fields: Any) -> Any:
+    return parse_completion(parse_json(json.dumps({"prompt": "hello", **fields}).encode()))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b"[]", b"3", b'"x"', b"null", b"\xff{}", b"{}{}", b"{'a': 1}",
+        b'{"a": NaN}', b'{"a": Infinity}', b'{"a": -Infinity}', b'{"a": "\\ud800"}', b'{"a": "\xed\xa0\x80"}',
+        b'{"a": "\x01"}', b"[" * 100_000, b'{"a":' * 100_000, b'{"a": ' + b"9" * 10_000 + b"}",
+    ],
+)  # fmt: skip
+def test_not_an_acceptable_json_object(data: bytes) -> None:
+    with pytest.raises(BadRequest):
+        parse_json(data)
+
+
+def test_depth_at_the_limit_and_over_it() -> None:
+    def nested(depth: int) -> bytes:
+        return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+
+    parse_json(nested(limits.JSON_DEPTH))
+    with pytest.raises(BadRequest, match="nested"):
+        parse_json(nested(limits.JSON_DEPTH + 1))
+
+
+_jsonish = st.text(alphabet='{}[]":,truefalsn0123456789.eE+- \\u', max_size=60).map(str.encode)
+
+
+@given(data=st.binary(max_size=60) | _jsonish)
+def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
+    try:
+        value = parse_json(data)
+    except CoordinatorError:
+        return
+    assert isinstance(value, dict)
+
+
+_leaf = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
+)
+_names = st.sampled_from(["role", "content", "type", "text", "x"])
+_json = st.recursive(
+    _leaf, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_names, inner, max_size=3), max_leaves=6
+)
+_fields = st.sampled_from(
+    ["messages", "prompt", "stop", "n", "max_tokens", "temperature", "stream", "stream_options", "logprobs", "tools"]
+)
+
+
+@given(value=st.dictionaries(_fields, _json, max_size=5), is_chat=st.booleans())
+def test_any_object_is_parsed_or_refused_with_a_field(value: dict[str, Any], is_chat: bool) -> None:
+    try:
+        body = parse_chat(value) if is_chat else parse_completion(value)
+        body.conversation() if is_chat else body.one_prompt()
+    except CoordinatorError as error:
+        refusal = error
+    else:
+        return
+    assert (refusal.http, bool(refusal.param)) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": None}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [5]}, "messages.0"),
+        ({"messages": [HELLO, {"content": "x"}]}, "messages.1.role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages.0.content.0.text"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content.0"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 5.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": [1]}, "temperature"),
+        ({"stream": 1}, "stream"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ["a", 5]}, "stop.1"),
+        ({"seed": 1.5}, "seed"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"model": 7}, "model"),
+    ],
+)  # fmt: skip
+def test_wrong_types_are_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2), ("n", 0), ("tools", [{}]), ("tool_choice", "required"), ("functions", [{}]),
+        ("response_format", {"type": "json_object"}), ("presence_penalty", 0.1), ("frequency_penalty", -1),
+        ("logit_bias", {"5": 1}), ("best_of", 2), ("modalities", ["audio"]), ("audio", {}), ("min_p", 0.1),
+        ("chat_template", "x"), ("chat_template_kwargs", {"a": 1}), ("continue_final_message", True),
+        ("add_generation_prompt", False), ("guided_json", {}), ("repetition_penalty", 1.1), ("ignore_eos", True),
+    ],
+)  # fmt: skip
+def test_what_would_change_the_answer_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(Unsupported) as caught:
+        chat(**{name: value})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("echo", True), ("suffix", "x"), ("best_of", 2), ("n", 2), ("logit_bias", {"1": 1})]
+)
+def test_the_same_for_completions(name: str, value: object) -> None:
+    with pytest.raises(Unsupported) as caught:
+        completion(**{name: value})
+    assert caught.value.param == name
+
+
+def test_values_that_change_nothing_and_unknown_fields_are_accepted() -> None:
+    chat(
+        n=1, tools=[], tool_choice="auto", response_format={"type": "text"}, presence_penalty=0, logit_bias=None,
+        user="me", store=True, metadata={"a": "b"}, parallel_tool_calls=True, service_tier="auto", what={"ever": [1]},
+    )  # fmt: skip
+    completion(echo=False, suffix=None, best_of=1, n=1, user="me", frequency_penalty=0.0)
+
+
+def test_false_is_not_zero_nor_true_one() -> None:
+    for value in (False, True):
+        with pytest.raises(Unsupported):
+            chat(presence_penalty=value)
+    with pytest.raises(BadRequest):
+        chat(n=True)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("hello", "hello"), ("", ""), (["hello"], "hello"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ([], []), ([[]], []),
+    ],
+)  # fmt: skip
+def test_prompts(prompt: object, expected: object) -> None:
+    assert completion(prompt=prompt).one_prompt() == expected
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]]])
+def test_one_prompt_per_request(prompt: object) -> None:
+    with pytest.raises(Unsupported, match="one prompt") as caught:
+        completion(prompt=prompt).one_prompt()
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("prompt", [None, 5, True, [1, "a"], [1.5], [True], {"a": 1}, [["a"]], [[1], "a"]])
+def test_prompts_of_other_types(prompt: object) -> None:
+    with pytest.raises(BadRequest) as caught:
+        completion(prompt=prompt)
+    assert (caught.value.param or "").split(".")[0] == "prompt"
+
+
+def test_a_missing_prompt_and_no_messages() -> None:
+    with pytest.raises(BadRequest, match="is required"):
+        parse_completion({})
+    with pytest.raises(BadRequest, match="is required"):
+        parse_chat({})
+    with pytest.raises(BadRequest, match="at least one"):
+        chat(messages=[]).conversation()
+
+
+def test_turns() -> None:
+    body = chat(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "x"},
+            {"role": "assistant", "content": "c"},
+            {"role": "tool", "content": "7", "tool_call_id": "t"},
+        ]
+    )
+    assert body.conversation() == [
+        ChatMessage("system", "be brief"),
+        ChatMessage("user", "ab"),
+        ChatMessage("assistant", "c"),
+        ChatMessage("tool", "7"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]},
+            "messages.0.content.0.type",
+        ),
+        ({"role": "assistant", "content": None, "tool_calls": [{}]}, "messages.0.tool_calls"),
+        ({"role": "user"}, "messages.0.content"),
+    ],
+)
+def test_turns_that_cannot_be_served(message: dict[str, Any], param: str) -> None:
+    with pytest.raises((Unsupported, BadRequest)) as caught:
+        chat(messages=[message]).conversation()
+    assert caught.value.param == param
+
+
+def test_the_number_of_messages() -> None:
+    assert len(chat(messages=[HELLO] * limits.MESSAGES).conversation()) == limits.MESSAGES
+    with pytest.raises(OutOfRange):
+        chat(messages=[HELLO] * (limits.MESSAGES + 1))
+
+
+def test_alternatives_need_log_probabilities() -> None:
+    with pytest.raises(BadRequest) as caught:
+        chat(top_logprobs=3).conversation()
+    assert caught.value.param == "top_logprobs"
+
+
+def test_errors_quote_nothing_of_the_body() -> None:
+    secret = "the-secret-prompt"
+    for fields in ({"messages": [{"role": secret, "content": secret}]}, {"stop": [5, secret]}, {"seed": secret}):
+        with pytest.raises(CoordinatorError) as caught:
+            chat(**fields)
+        assert secret not in caught.value.message
+    with pytest.raises(CoordinatorError) as caught:
+        parse_json(b'{"messages": "the-secret-prompt')
+    assert secret not in caught.value.message
+
+
+def test_millions_of_mistakes_cost_one_error() -> None:
+    with pytest.raises(BadRequest) as caught:
+        completion(prompt=[None] * 100_000)
+    assert caught.value.param == "prompt.0"
