@@ -77,8 +77,8 @@ class RunDir:
         """A run directory of no cluster, with a name of its own, for processes that live as long as one command."""
         runtime = env.get("XDG_RUNTIME_DIR", "")
         parent = runtime if runtime.startswith("/") and os.access(runtime, os.W_OK) else None
+        check_socket_path(Path(parent or tempfile.gettempdir()) / "expressway-12345678" / LONGEST_SOCKET_NAME)
         path = Path(tempfile.mkdtemp(prefix="expressway-", dir=parent))  # 0700
-        check_socket_path(path / LONGEST_SOCKET_NAME)
         (path / "log").mkdir(mode=0o700)
         lock_fd = _lock(path / "lock")
         assert lock_fd is not None, "nobody else knows the name"
@@ -125,7 +125,7 @@ def read_cluster(cluster: str, env: Mapping[str, str] = os.environ) -> dict[str,
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise RunDirError(f"cluster {cluster!r} is not running here (no {path})") from None
+        raise RunDirError(f"cluster {cluster!r} does not run here, or is not ready yet (no {path})") from None
     except OSError as error:
         raise RunDirError(f"{path}: {error.strerror}") from None
     with open(fd, "rb") as file:

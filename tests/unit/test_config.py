@@ -75,7 +75,15 @@ def test_unix_addresses_live_stale_and_foreign(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), ("1", 1), ("2GiB", 2 << 30), ("1.5 MiB", 3 << 19), ("256mib", 256 << 20), ("2GB", 2 * 10**9), ("7 B", 7)],
+    [
+        ("0", 0),
+        ("1", 1),
+        ("2GiB", 2 << 30),
+        ("1.5 MiB", 3 << 19),
+        ("256mib", 256 << 20),
+        ("2GB", 2 * 10**9),
+        ("7 B", 7),
+    ],
 )
 def test_sizes(text, size):
     assert parse_size(text) == size

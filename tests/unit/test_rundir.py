@@ -32,7 +32,7 @@ def test_claim_makes_private_directories_and_release_leaves_nothing(env):
     run_dir.release()
     assert not run_dir.path.exists()
     assert run_dir.log_dir.is_dir()  # logs survive
-    with pytest.raises(RunDirError, match="not running here"):
+    with pytest.raises(RunDirError, match="does not run here"):
         read_cluster("default", env)
 
 
@@ -108,7 +108,9 @@ def test_cluster_names_that_could_be_paths_are_refused(env, name):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{", b"\xff", json.dumps({"a": "x" * (1 << 20)}).encode()], ids=["empty", "list", "cut", "binary", "long"]
+    "content",
+    [b"", b"[]", b"{", b"\xff", json.dumps({"a": "x" * (1 << 20)}).encode()],
+    ids=["empty", "list", "cut", "binary", "long"],
 )
 def test_a_cluster_file_that_is_not_one_is_refused(env, content):
     run_dir = RunDir.claim("default", env)
@@ -131,6 +133,14 @@ def test_a_cluster_file_open_to_others_or_a_link_is_refused(env, tmp_path):
     with pytest.raises(RunDirError):
         read_cluster("default", env)
     run_dir.release()
+
+
+def test_a_temporary_directory_too_deep_for_sockets_is_refused_and_not_left(env, tmp_path):
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    with pytest.raises(RunDirError, match="at most 107"):
+        RunDir.temporary({**env, "XDG_RUNTIME_DIR": str(deep)})
+    assert list(deep.iterdir()) == []
 
 
 def test_temporary_directories_are_private_and_vanish(env):
