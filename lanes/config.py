@@ -9,14 +9,16 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from lanes import limits
 from lanes.errors import ConfigError
+
+T = TypeVar("T")
 
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
           "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip
@@ -123,10 +125,10 @@ def _parser(allowed_cores: frozenset[int]) -> _Parser:
     return parser
 
 
-def _checked(parse_value):  # type: ignore[no-untyped-def]
+def _checked(parse_value: Callable[[str], T]) -> Callable[[str], T]:
     """An argparse type that keeps the message of a ValueError."""
 
-    def check(text: str):  # type: ignore[no-untyped-def]
+    def check(text: str) -> T:
         try:
             return parse_value(text)
         except ValueError as error:
@@ -135,7 +137,7 @@ def _checked(parse_value):  # type: ignore[no-untyped-def]
     return check
 
 
-def _whole(least: int, most: int):  # type: ignore[no-untyped-def]
+def _whole(least: int, most: int) -> Callable[[str], int]:
     def check(text: str) -> int:
         if not re.fullmatch(r"\d{1,10}", text, re.ASCII) or not least <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")

@@ -1,8 +1,8 @@
 """The engine: one thread, one active generation. Admit, prefill chunk or decode window, sample, emit.
 
 Not here: text, users, queues, wire. It knows tokens and one `Runner`.
-Between any two windows is a safe point: cancellation is seen there, experts change residency there, counters are
-published there.
+Between any two windows is a safe point: experts change residency there, counters are published there. A cancel is
+seen there too, and inside a window between two layers.
 
 Invariants: every submitted generation gets exactly one `End`, and the engine is free before that `End` is handed over;
 after a fatal error nothing runs on this engine again.
@@ -187,7 +187,9 @@ class Engine:
             end = min(start + self._chunk, len(ids))
             window = Window.of_sequence(list(ids[start:end]), start, slot, logits="last" if end == len(ids) else "none")
             began_ns = time.monotonic_ns()
-            logits = self._step(window)
+            logits = self._step(window, generation)
+            if logits is None:
+                return None
             self._counters.prefill_ns += time.monotonic_ns() - began_ns
             self._counters.prompt_tokens += end - start
             self._publish()
@@ -207,20 +209,23 @@ class Engine:
                 return "stop", sent, None
             if sent == request.max_tokens:
                 return "length", sent, None
-            if generation.cancelled():
-                break
             began_ns = time.monotonic_ns()
-            logits = self._step(Window.of_sequence([token.id], position, slot))
+            following = self._step(Window.of_sequence([token.id], position, slot), generation)
+            if following is None:
+                break
             self._counters.decode_ns += time.monotonic_ns() - began_ns
-            position += 1
+            logits, position = following, position + 1
         return "cancelled", sent, None
 
-    def _step(self, window: Window) -> Logits:
-        logits = self._runner.forward(window)
+    def _step(self, window: Window, generation: Generation) -> Logits | None:
+        """One window and the safe point after it; None when it was left half way because of a cancel."""
+        logits = self._runner.forward(window, generation.cancelled)
+        self._runner.end_window()
+        if logits is None:
+            return None
         self._counters.windows += 1
         if not np.isfinite(logits).all():
             raise NonFiniteLogits("the model's logits are not finite")
-        self._runner.end_window()
         return logits
 
     def _choose(self, request: Request, logits: Logits, position: int) -> Token:

@@ -13,8 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -34,7 +38,6 @@ _log = structlog.get_logger(__name__)
 def run(config: LaneConfig) -> int:
     """Runs one lane to its end and returns the exit code."""
     configure_logging(json_lines=config.log_json, lane=config.name)
-    began_s = time.monotonic()
     try:
         lane = assemble(config)
     except (LaneError, ModelError, StateError, SharedExpertsError) as error:
@@ -44,14 +47,14 @@ def run(config: LaneConfig) -> int:
     gc.freeze()  # a lane's weights and tables live for ever: no collection walks them again
     with lane.resources:
         try:
-            return asyncio.run(_serve(lane, config, began_s))
+            return asyncio.run(_serve(lane, config))
         except (LaneError, SharedExpertsError) as error:
             return _refused(error.code, str(error))
         finally:
             lane.engine.stop()
 
 
-async def _serve(lane: Lane, config: LaneConfig, began_s: float) -> int:
+async def _serve(lane: Lane, config: LaneConfig) -> int:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -62,7 +65,7 @@ async def _serve(lane: Lane, config: LaneConfig, began_s: float) -> int:
         lane.engine.start()
         _log.info(
             "lane_ready",
-            seconds=round(time.monotonic() - began_s, 3),
+            seconds=round(_process_age_s(), 3),
             model=lane.identity.model_name,
             device=lane.identity.device,
             region_bytes=lane.region.mapped_bytes,
@@ -87,7 +90,7 @@ async def _serve(lane: Lane, config: LaneConfig, began_s: float) -> int:
     return code
 
 
-async def _first(*waits) -> None:  # type: ignore[no-untyped-def]
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
     """Returns when one of the coroutines has; the others are cancelled."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
@@ -96,6 +99,12 @@ async def _first(*waits) -> None:  # type: ignore[no-untyped-def]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _process_age_s() -> float:
+    """Since this process was created: the interpreter's start and every import included."""
+    started_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _refused(code: str, reason: str) -> int:

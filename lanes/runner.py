@@ -6,13 +6,14 @@ Invariant: residency of experts changes in `end_window` only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from lanes.experts.store import ExpertStore
+from lanes.experts.store import ExpertStore, Interrupted
 from lanes.state.pool import StatePool
 from lanes.window import Window
 
@@ -25,8 +26,8 @@ class Runner(Protocol):
     def begin(self, max_tokens: int) -> int:
         """An empty sequence with room for that many tokens; returns its slot."""
 
-    def forward(self, window: Window) -> Logits:
-        """Logits fp32 [n wanted, V], valid until the next call."""
+    def forward(self, window: Window, stopped: Callable[[], bool]) -> Logits | None:
+        """Logits fp32 [n wanted, V]; or None, and the window's sequences are lost, when `stopped()` on the way."""
 
     def end_window(self) -> None:
         """The safe point after a window."""
@@ -54,9 +55,13 @@ class ModelRunner:
         """Opens a state slot."""
         return self._states.open(max_tokens)
 
-    def forward(self, window: Window) -> Logits:
+    def forward(self, window: Window, stopped: Callable[[], bool]) -> Logits | None:
         """Runs the model."""
-        return self._model.forward(window, self._states).numpy()
+        self._experts.stopped = stopped
+        try:
+            return self._model.forward(window, self._states).numpy()
+        except Interrupted:
+            return None
 
     def end_window(self) -> None:
         """Lets the expert cache turn over."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -169,24 +171,34 @@ class LaneServer(rpc.LaneServicer):
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _from_engine(self, call) -> None:  # type: ignore[no-untyped-def]
+    def _from_engine(self, call: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(call)
 
 
 def prepare_socket(path: Path) -> None:
-    """Makes the directory (0700), refuses one that others may enter, removes a dead lane's socket."""
+    """Makes the directory (0700), refuses one that others may enter; removes a dead lane's socket, not a living one's."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.parent.stat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise StartError(f"{path.parent}: a socket's directory must be the user's own and of mode 0700")
         if path.is_socket():
+            _refuse_living(path)
             path.unlink()
         elif path.exists() or path.is_symlink():
             raise StartError(f"{path}: exists and is no socket")
     except OSError as error:
         raise StartError(f"{path}: {error.strerror}") from None
+
+
+def _refuse_living(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return  # a dead process's name
+    raise StartError(f"{path}: a living process serves there")
 
 
 async def _write(context: grpc.aio.ServicerContext, event: pb.GenerateEvent) -> None:

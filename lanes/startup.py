@@ -127,9 +127,9 @@ def check(runner: Runner, vocab_size: int) -> None:
     slot = runner.begin(3)
     try:
         for ids, position in (([0, vocab_size - 1], 0), ([0], 2)):
-            logits = runner.forward(Window.of_sequence(ids, position, slot))
+            logits = runner.forward(Window.of_sequence(ids, position, slot), lambda: False)
             runner.end_window()
-            if logits.shape != (1, vocab_size) or not np.isfinite(logits).all():
+            if logits is None or logits.shape != (1, vocab_size) or not np.isfinite(logits).all():
                 raise StartError("self-check: the model's logits are not finite")
     finally:
         runner.end(slot)

@@ -42,6 +42,7 @@ class ExpertCache:
     ) -> None:
         layers, experts, record_bytes = info.layers, info.experts, info.record_bytes
         self.record_bytes = record_bytes
+        self._region = region  # the table holds its addresses
         self._policy = policy
         self._state = State.empty(layers * experts)
         self._counters = counters

@@ -11,6 +11,7 @@ Letters: R rows, K experts chosen per row, P = R * K pairs, J distinct experts, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,8 +47,15 @@ class Kernel(Protocol):
         """Every row's weighted sum, k in ascending order."""
 
 
+class Interrupted(Exception):
+    """The window was given up between two layers; its sequences' states are half advanced."""
+
+
 class ExpertStore:
-    """All routed experts of the model; one engine thread uses it."""
+    """All routed experts of the model; one engine thread uses it.
+
+    `stopped` is asked before every layer, which makes every layer a place where a long window can be left.
+    """
 
     def __init__(
         self, kernel: Kernel, cache: ExpertCache, counters: Counters, scratch_bytes: int = limits.SCRATCH_BYTES
@@ -56,12 +64,15 @@ class ExpertStore:
         self._cache = cache
         self._counters = counters
         self._scratch_bytes = scratch_bytes
+        self.stopped: Callable[[], bool] = lambda: False
         self._scratch = np.empty((0, 0), np.float32)
         layers, experts = cache.addresses.shape
         self._rows = np.zeros((layers, experts), np.int64)  # rows routed to each expert in this window
 
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Weighted sum of the chosen experts per row, as `lanes.experts.protocol.Experts` says."""
+        if self.stopped():
+            raise Interrupted
         rows, hidden = x.shape
         chosen = ids.shape[1]
         expert_ids, row_weights, inputs = ids.numpy(), weights.contiguous().numpy(), x.contiguous().numpy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class FakeRunner:
         self.next = 0
         return slot
 
-    def forward(self, window: Window) -> np.ndarray:
+    def forward(self, window: Window, stopped: Callable[[], bool]) -> np.ndarray | None:
         assert set(window.seq.tolist()) <= self.open
         first, rows = int(window.positions[0]), window.token_ids.shape[0]
         assert first == self.next, "positions must continue the sequence"
@@ -49,6 +50,8 @@ class FakeRunner:
         time.sleep(self.delay_s)
         if self.gate is not None:
             assert self.gate.wait(20)
+        if stopped():
+            return None
         self.windows.append((first, rows))
         logits = np.zeros((int(window.want_logits.sum()), VOCAB), np.float32)
         wanted = [r for r in range(rows) if window.want_logits[r]]

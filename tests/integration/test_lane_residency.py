@@ -19,6 +19,10 @@ from tests.fakes.processes import tiny_pack
 PROMPT = [5, 9, 300, 11, 7, 7, 401, 12, 3, 88, 5, 9]
 
 
+def never():
+    return False
+
+
 class Bytes:
     """The records of a pack's file, as a region lends them."""
 
@@ -43,11 +47,11 @@ def answers(pack, slots, scratch_bytes=1 << 20, rounds=2):
     for _ in range(rounds):
         slot = runner.begin(64)
         for start in range(0, len(PROMPT), 5):
-            logits = runner.forward(Window.of_sequence(PROMPT[start : start + 5], start, slot, logits="all"))
+            logits = runner.forward(Window.of_sequence(PROMPT[start : start + 5], start, slot, logits="all"), never)
             runner.end_window()
             seen.append(logits.copy())
         for position in range(len(PROMPT), len(PROMPT) + 12):
-            logits = runner.forward(Window.of_sequence([int(logits[-1].argmax())], position, slot))
+            logits = runner.forward(Window.of_sequence([int(logits[-1].argmax())], position, slot), never)
             runner.end_window()
             seen.append(logits.copy())
         runner.end(slot)
@@ -74,3 +78,29 @@ def test_cache_budget_changes_no_bit(tmp_path, experts):
         assert counters.expert_hits > counters.expert_misses  # the second round is served from the cache
         assert counters.cache_evictions == 0
         assert np.array_equal(answers(pack, 3, scratch_bytes=1)[0], truth)
+
+
+def test_a_window_is_left_between_two_layers(tmp_path):
+    """A cancel in a long prompt chunk does not wait for the chunk."""
+    with Pack.open(tiny_pack(tmp_path)) as pack:
+        info, counters = pack.manifest.experts, Counters()
+        cache = ExpertCache(Bytes(pack), info, 1 << 20, least_recently_used, counters)
+        store = ExpertStore(ExpertKernel(info.layout, threads=1), cache, counters)
+        model = load_model(pack, store)
+        runner = ModelRunner(model, StatePool(model.state_shape, model.state_shape.bytes(64)), store)
+        truth = None
+        for asked_before_stop in (10**6, 0, 1, 3, 10**6):
+            answers = iter([False] * asked_before_stop + [True] * 100) if asked_before_stop < 10**6 else None
+            slot = runner.begin(64)
+            window = Window.of_sequence(PROMPT, 0, slot)
+            before = counters.expert_hits + counters.expert_misses
+            logits = runner.forward(window, (lambda: next(answers)) if answers else never)  # noqa: B023
+            runner.end_window()
+            runner.end(slot)
+            if answers is None:
+                truth = logits.copy() if truth is None else truth
+                assert np.array_equal(logits, truth), "an abandoned window left something behind"
+            else:
+                assert logits is None
+                pairs = counters.expert_hits + counters.expert_misses - before
+                assert pairs == asked_before_stop * len(PROMPT) * 4

@@ -141,7 +141,7 @@ async def test_cancel_in_prefill_stops_at_the_next_chunk(case):
     case.runner.gate.set()
     tokens, end = await collect(outbox)
     assert (tokens, end.reason, end.completion_tokens) == ([], "cancelled", 0)
-    assert len(case.runner.windows) == 1
+    assert not case.runner.windows  # the held one was left half way
     assert end.counters.cancelled == 1
 
 
