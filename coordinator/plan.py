@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.config import ServeConfig
+from coordinator.errors import BadOption
 from coordinator.launchers.base import ProcessSpec, module_argv
 from coordinator.rundir import RunDir
 from coordinator.supervisor import COORDINATOR, OWNER, Managed
@@ -95,7 +96,9 @@ def plan_lane(
     lane_env = child_env(env, gpu=on_gpu)
     if on_gpu:
         visible = [gpu for gpu in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-        lane_env["CUDA_VISIBLE_DEVICES"] = visible[number] if number < len(visible) else str(number)
+        if visible and number >= len(visible):
+            raise BadOption(f"{name} needs a GPU of its own, but only {len(visible)} GPUs are visible")
+        lane_env["CUDA_VISIBLE_DEVICES"] = visible[number] if visible else str(number)
     return Managed(ProcessSpec(name, argv, lane_env, run_dir.log(name), cores), address)
 
 

@@ -15,6 +15,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -109,4 +110,5 @@ def _process_age_s() -> float:
 
 def _refused(code: str, reason: str) -> int:
     _log.error("lane_start_failed", code=code, reason=reason)
+    print(f"error: {code}: {reason}", file=sys.stderr)  # the line that `expressway serve` shows, as every command ends
     return EXIT_START

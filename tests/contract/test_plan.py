@@ -1,0 +1,77 @@
+"""The command lines that the supervisor starts are ones that owner, lanes and coordinator really take."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import coordinator.__main__ as coordinator_main
+from coordinator.config import Address, ServeConfig
+from coordinator.errors import BadOption
+from coordinator.plan import child_env, plan_cluster
+from coordinator.rundir import RunDir
+from lanes.config import parse as parse_lane
+from shared_experts.cli_own import own
+
+ENV = {"PATH": "/bin", "HOME": "/h", "RAY_ADDRESS": "elsewhere", "PYTHONSTARTUP": "x.py", "CUDA_VISIBLE_DEVICES": "4,6"}
+
+
+def config(**changes):
+    base = ServeConfig(
+        pack=Path("/packs/one"), cluster="default", lanes=2, device="cpu", vram_budget_bytes=1 << 28, launcher="local",
+        http=Address("127.0.0.1", 8000), grpc=Address(path="/run/g.sock"), context_tokens=None,
+        prefill_chunk_tokens=None, cores_per_lane=None, drain_s=10.0, start_timeout_s=60.0, log_json=False,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return RunDir(Path("/run/user/1/expressway/default"), tmp_path, -1)
+
+
+def arguments(managed, module):
+    argv = list(managed.spec.argv)
+    assert argv[1:4] == ["-P", "-m", module]
+    return argv[4:]
+
+
+@pytest.mark.parametrize("changes", [{}, {"context_tokens": 512, "prefill_chunk_tokens": 7, "log_json": True}])
+def test_everybody_understands_what_is_asked(run_dir, changes):
+    core = min(os.sched_getaffinity(0))
+    wanted = config(**changes)
+    owner, lane_0, lane_1, coordinator = plan_cluster(wanted, run_dir, [(core,), (core,)], ENV)
+    assert [each.spec.name for each in (owner, lane_0, lane_1, coordinator)] == [
+        "owner",
+        "lane-0",
+        "lane-1",
+        "coordinator",
+    ]
+
+    lane = parse_lane(arguments(lane_1, "lanes"), {}, frozenset({core}))
+    assert f"unix:{lane.listen}" == lane_1.address
+    assert (lane.name, lane.pack, lane.cores, lane.vram_budget_bytes) == ("lane-1", wanted.pack, (core,), 1 << 28)
+    assert lane.owner == run_dir.path / "owner.sock"
+    assert lane.region_socket.match("lane-*.region.sock")  # where a new owner looks
+    assert (lane.context_tokens, lane.log_json) == (wanted.context_tokens, wanted.log_json)
+    assert wanted.prefill_chunk_tokens in (None, lane.prefill_chunk_rows)
+
+    asked = own.make_context("own", arguments(owner, "shared_experts")[1:]).params
+    assert (asked["pack_dir"], asked["run_dir"]) == (wanted.pack, run_dir.path)
+    asked = coordinator_main.command.make_context("coordinator", arguments(coordinator, "coordinator")).params
+    assert (asked["http"], asked["grpc"], asked["drain_s"]) == ("127.0.0.1:8000", "unix:/run/g.sock", 10.0)
+    assert asked["supervisor"] == f"unix:{run_dir.path}/supervisor.sock"
+
+
+def test_no_process_sees_another_cluster_or_a_gpu_that_is_not_its_own(run_dir):
+    processes = plan_cluster(config(), run_dir, [(0,), (0,)], ENV)
+    for process in processes:
+        assert process.spec.env["CUDA_VISIBLE_DEVICES"] == ""
+        assert not {"RAY_ADDRESS", "PYTHONSTARTUP"} & set(process.spec.env)
+    owner, lane_0, lane_1, coordinator = plan_cluster(config(device="cuda"), run_dir, [(0,), (0,)], ENV)
+    seen = [process.spec.env["CUDA_VISIBLE_DEVICES"] for process in (owner, lane_0, lane_1, coordinator)]
+    assert seen == ["", "4", "6", ""]
+    with pytest.raises(BadOption, match="2 GPUs are visible"):
+        plan_cluster(config(device="cuda", lanes=3), run_dir, [(0,)] * 3, ENV)
+    assert child_env({"A": "b"}, gpu=True) == {"A": "b", "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,120 @@
+"""The command line itself: help, usage, exit codes, and the hand-over to the pack tools."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from coordinator.cli import COMMANDS, commands
+from coordinator.cli.generate import parse_ids
+from coordinator.cli.progress import Progress
+from coordinator.errors import BadOption
+from tests.fakes.serving import cli
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_json(name):
+    shown = CliRunner().invoke(commands, [name, "--help"])
+    assert shown.exit_code == 0
+    assert "--json" in shown.output
+    assert shown.output.startswith(f"Usage: commands {name}")
+
+
+def test_the_group_lists_all_commands():
+    shown = CliRunner().invoke(commands, ["--help"]).output
+    assert [line.split()[0] for line in shown.partition("Commands:")[2].splitlines() if line.strip()] == list(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "--prompt", "x"],
+        ["generate", "PACK", "--address", "127.0.0.1:1", "--prompt", "x"],
+        ["generate", "PACK"],
+        ["generate", "PACK", "--prompt", "x", "--prompt-ids", "1"],
+        ["generate", "--address", "127.0.0.1:1", "--prompt", "x", "--chat"],
+        ["generate", "PACK", "--prompt-ids", "1", "--chat"],
+        ["generate", "PACK", "--prompt", "x", "--max-tokens", "0"],
+        ["generate", "PACK", "--prompt", "x", "--temperature", "2.1"],
+        ["generate", "PACK", "--prompt", "x", "--logprobs", "21"],
+        ["serve", "PACK", "--lanes", "0"],
+        ["serve", "PACK", "--launcher", "other"],
+        ["serve"],
+        ["nothing"],
+    ],
+)
+def test_wrong_usage(arguments):
+    assert CliRunner().invoke(commands, arguments).exit_code == 2
+
+
+def test_wrong_usage_and_refusals_through_the_real_entry(tmp_path):
+    usage = cli("serve", "--nope")
+    assert (usage.returncode, usage.stdout) == (2, "")
+    assert "No such option" in usage.stderr
+    env = {**os.environ, "XDG_RUNTIME_DIR": "/tmp/exw-nobody", "XDG_STATE_HOME": str(tmp_path)}
+    refused = cli("status", "--cluster", "nobody", env=env)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("error: run_dir: ")
+    unreachable = cli("generate", "--address", f"unix:{tmp_path}/none", "--prompt-ids", "1")
+    assert (unreachable.returncode, unreachable.stdout) == (1, "")
+    assert unreachable.stderr.startswith("error: unreachable: ")
+
+
+def test_help_loads_neither_torch_nor_ray():
+    code = (
+        "import sys; from coordinator.cli import main\ntry: main(['serve', '--help'])\nexcept SystemExit: "
+        "print(sorted({'torch', 'ray', 'numpy', 'shared_experts', 'lanes'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_pack_inspect_and_verify_pass_output_and_exit_code_on(tmp_path):
+    from bench.checkpoint import write_checkpoint
+    from bench.tiny_model import PRESETS
+
+    write_checkpoint(tmp_path / "source", PRESETS["tiny"])
+    made = cli("pack", tmp_path / "source", tmp_path / "out", "--experts", "f32", "--dense", "f32", "--json")
+    assert made.returncode == 0, made.stderr
+    fingerprint = json.loads(made.stdout)["fingerprint"]
+    seen = json.loads(cli("inspect", tmp_path / "out", "--json").stdout)
+    assert (seen["fingerprint"], seen["experts"]["format"], seen["dense_dtype"]) == (fingerprint, "f32", "f32")
+    assert cli("verify", tmp_path / "out").returncode == 0
+    again = cli("pack", tmp_path / "source", tmp_path / "out")
+    assert again.returncode == 1
+    assert again.stderr.splitlines()[-1].startswith("error: output_exists: ")
+    experts = tmp_path / "out" / "experts.bin"
+    raw = bytearray(experts.read_bytes())
+    raw[100] ^= 1
+    experts.chmod(0o600)
+    experts.write_bytes(raw)
+    broken = cli("verify", tmp_path / "out")
+    assert broken.returncode == 1
+    assert "experts.bin" in broken.stderr
+    assert cli("pack", tmp_path / "source", tmp_path / "other", "--experts", "q9").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"), [("1,2,3", [1, 2, 3]), (" 7 ", [7]), ("", []), ("0,4294967295", [0, 2**32 - 1])]
+)
+def test_token_ids(text, ids):
+    assert parse_ids(text) == ids
+
+
+@pytest.mark.parametrize("text", ["a", "1,,2", "1.5", "-1", "4294967296", "1 2"])
+def test_token_ids_that_are_none(text):
+    with pytest.raises(BadOption):
+        parse_ids(text)
+
+
+def test_progress_off_a_terminal_is_a_line_for_each_change(capsys):
+    progress = Progress()
+    for states in ({"lane-10": "ready", "owner": "filling 3 %", "lane-2": "starting"},) * 3:
+        progress.show(states)
+    progress.end()
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == "owner filling 3 %, lane-2 starting, lane-10 ready\n"
