@@ -35,16 +35,23 @@ def recurrent(
 
     S is read once for both k and q: with the decayed S, S^T q after the write is S^T q + (k . q) delta.
     """
-    decay = g.exp()
-    both = torch.stack((k, q), dim=2)  # [T, N, 2, K]
-    match = (k * q).sum(-1, keepdim=True)  # [T, N, 1]
     out = torch.empty_like(v)
-    for t in range(q.shape[0]):
-        matrix.mul_(decay[t, :, None, None])
-        read = torch.bmm(both[t], matrix)  # [N, 2, V]
-        delta = (v[t] - read[:, 0]) * beta[t, :, None]
-        torch.addcmul(read[:, 1], match[t], delta, out=out[t])
-        matrix.baddbmm_(k[t, :, :, None], delta[:, None, :])
+    tokens = zip(
+        g.exp()[..., None, None].unbind(),  # [N, 1, 1]
+        torch.stack((k, q), dim=2).unbind(),  # [N, 2, K]
+        (k * q).sum(-1, keepdim=True).unbind(),  # [N, 1]
+        k[..., None].unbind(),  # [N, K, 1]
+        v.unbind(),
+        beta[..., None].unbind(),
+        out.unbind(),
+        strict=True,
+    )
+    for decay, both, match, key, value, rate, result in tokens:
+        matrix.mul_(decay)
+        wrong, read = torch.bmm(both, matrix).unbind(1)  # S^T k, S^T q: [N, V]
+        delta = (value - wrong).mul_(rate)
+        torch.addcmul(read, match, delta, out=result)
+        matrix.baddbmm_(key, delta[:, None])
     return out
 
 

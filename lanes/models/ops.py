@@ -8,6 +8,8 @@ Letters: R rows, N outputs, G groups, D group size, C channels, T taps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
@@ -19,18 +21,18 @@ def product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 def rms(x: torch.Tensor, eps: float) -> torch.Tensor:
     """x over the root mean square of its last dimension; no weight."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return F.rms_norm(x, x.shape[-1:], None, eps)
 
 
-def causal_conv(columns: torch.Tensor, taps: torch.Tensor, dilation: int = 1) -> torch.Tensor:
+def causal_conv(columns: torch.Tensor, taps: Sequence[torch.Tensor], dilation: int = 1) -> torch.Tensor:
     """Depthwise convolution of rows: out[r] = sum over t of taps[t] * columns[r + t * dilation].
 
-    columns: [R + (T - 1) * dilation, C], the earlier rows first; taps: [T, C]; out: [R, C]. The sum runs in ascending
+    columns: [R + (T - 1) * dilation, C], the earlier rows first; taps: T of [C]; out: [R, C]. The sum runs in ascending
     t whatever R is, so a row's result does not depend on how a prompt was cut.
     """
-    rows = columns.shape[0] - (taps.shape[0] - 1) * dilation
+    rows = columns.shape[0] - (len(taps) - 1) * dilation
     out = columns[:rows] * taps[0]
-    for t in range(1, taps.shape[0]):
+    for t in range(1, len(taps)):
         out.addcmul_(columns[t * dilation : t * dilation + rows], taps[t])
     return out
 

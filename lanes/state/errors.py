@@ -35,10 +35,11 @@ class NoFreeSlot(StateError):
     retryable = True
 
 
-class UnknownSlot(StateError):
-    """No sequence is open in the slot."""
+class UnknownSlot(StateError, KeyError):
+    """No sequence is open in the slot. Also a KeyError, as a mapping must raise."""
 
     code = "unknown_slot"
+    __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
     def __init__(self, slot: int) -> None:
         self.slot = slot

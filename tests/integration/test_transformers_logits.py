@@ -128,9 +128,7 @@ def test_sequences_in_one_window_equal_each_alone(pair):
     together: dict[int, list[torch.Tensor]] = {slot: [] for slot in prompts}
     for step in range(3):
         parts = [(slot, cuts[slot][step], cuts[slot][step + 1]) for slot in prompts]
-        window = join(
-            [Window.of_sequence(prompts[slot][a:b], a, slot, logits="all") for slot, a, b in parts]
-        )
+        window = join([Window.of_sequence(prompts[slot][a:b], a, slot, logits="all") for slot, a, b in parts])
         logits = pair.model.forward(window, states)
         for (slot, _, _), rows in zip(parts, logits.split([b - a for _, a, b in parts]), strict=True):
             together[slot].append(rows)

@@ -39,7 +39,7 @@ class DeltaNet:
             dtype=torch.float32,
         )
         taps = weights.vector("conv1d.weight", spec.conv_channels, 1, spec.conv_taps)
-        self._taps = taps.squeeze(1).t().contiguous()  # [taps, C]
+        self._taps = taps.squeeze(1).t().contiguous().unbind()  # of [C] each
         self._rate = -weights.vector("A_log", spec.value_heads).exp()
         self._shift = weights.vector("dt_bias", spec.value_heads)
         self._norm = weights.vector("norm.weight", spec.value_dim)

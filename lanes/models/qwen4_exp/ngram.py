@@ -75,7 +75,8 @@ class NgramLayer:
             1.0 + weights.vector(f"norm_{name}.weight", wide).view(spec.streams, spec.hidden)
             for name in ("key", "query", "conv")
         )
-        self._taps = weights.vector("conv1d.weight", wide, 1, spec.ngram_conv_taps).squeeze(1).t().contiguous()
+        taps = weights.vector("conv1d.weight", wide, 1, spec.ngram_conv_taps)
+        self._taps = taps.squeeze(1).t().contiguous().unbind()  # of [S * H] each
 
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """x [R, S, H], changed in place and returned."""
