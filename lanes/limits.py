@@ -41,6 +41,7 @@ STOP_GRACE_S = 0.5
 
 # start
 REGION_ATTACH_S = 600.0
+REGION_WAIT_LOG_S = 2.0
 
 # experts
 SCRATCH_BYTES = 64 << 20  # unweighted expert rows of one kernel call

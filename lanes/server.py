@@ -177,7 +177,7 @@ class LaneServer(rpc.LaneServicer):
 
 
 def prepare_socket(path: Path) -> None:
-    """Makes the directory (0700), refuses one that others may enter; removes a dead lane's socket, not a living one's."""
+    """Makes the directory (0700) or refuses one that others may enter; removes a dead lane's socket only."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.parent.stat()

@@ -47,6 +47,19 @@ class Lane:
     resources: contextlib.ExitStack
 
 
+class _WaitLog:
+    """Says why there is no region yet: at once, then every few seconds while the reason changes."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def __call__(self, reason: str) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + limits.REGION_WAIT_LOG_S
+            _log.info("region_wait", reason=reason)
+
+
 def assemble(config: LaneConfig) -> Lane:
     """A lane as configured; raises StartError or the typed errors of the parts."""
     with contextlib.ExitStack() as stack:
@@ -58,7 +71,7 @@ def assemble(config: LaneConfig) -> Lane:
                 config.owner,
                 manifest,
                 limits.REGION_ATTACH_S,
-                on_wait=lambda reason: _log.info("region_wait", reason=reason),
+                on_wait=_WaitLog(),
             )
         )
         attached_s = time.monotonic()
