@@ -33,7 +33,9 @@ BF16_MAX = np.uint32(0x7F7F8000)  # the least fp32 bits that round to infinity
 
 def f32_from_bf16(bits: npt.NDArray[np.uint16]) -> F32Array:
     """The exact fp32 value of bf16 bits."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    wide = bits.astype(np.uint32)
+    wide <<= np.uint32(16)
+    return wide.view(np.float32)
 
 
 def bf16_from_f32(values: F32Array) -> U16Array:
