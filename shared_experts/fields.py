@@ -105,13 +105,16 @@ def plain(value: object, fail: Fail, *, nesting: int = NESTING) -> None:
         if type(item) is dict:
             if any(type(key) is not str for key in item):
                 raise fail("a map has a key that is not a string")
-            stack.extend((v, depth + 1) for v in item.values())
+            stack.extend((v, depth + 1) for pair in item.items() for v in pair)
         elif type(item) is list:
             stack.extend((v, depth + 1) for v in item)
         elif type(item) is int or type(item) is float:
             if not -(1 << 63) <= item < 1 << 64:  # not a number compares as false
                 raise fail("a number is not finite or has more than 64 bits")
-        elif item is not None and type(item) not in (bool, str):
+        elif type(item) is str:
+            if any("\ud800" <= c <= "\udfff" for c in item):
+                raise fail("a text has half of a surrogate pair")
+        elif item is not None and type(item) is not bool:
             raise fail(f"a value of type {type(item).__name__} is not allowed")
 
 

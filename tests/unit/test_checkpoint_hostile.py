@@ -209,6 +209,9 @@ CASES = {
     "config nested too deep": (
         lambda p: (p / "config.json").write_text('{"a":' * 20 + "1" + "}" * 20), "config.json", ["nested deeper"],
     ),
+    "half a surrogate in the config": (
+        lambda p: (p / "config.json").write_text('{"model_type": "\\ud800"}'), "config.json", ["surrogate"],
+    ),
     "another model": (config(model_type="llama"), "config.json", ["model_type 'llama'"]),
     "size as a string": (config(hidden_size="64"), "config.json", ["hidden_size must be an integer"]),
     "size as true": (config(num_experts=True), "config.json", ["num_experts must be an integer"]),
