@@ -1,4 +1,4 @@
-"""Bytes changed at random: the parsers of checkpoints and packs read, or refuse in their own words, and nothing else."""
+"""Bytes changed at random: the parsers of checkpoints and packs read or refuse in their own words, nothing else."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ from tests.fakes.checkpoints import small_checkpoint
 FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 EDITS = st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=8)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text(max_size=8) | st.binary(),
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text() | st.binary(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )  # fmt: skip
