@@ -28,7 +28,7 @@ from lanes.config import LaneConfig
 from lanes.errors import EXIT_ENGINE, EXIT_START, LaneError, StartError
 from lanes.logs import configure_logging
 from lanes.models.errors import ModelError
-from lanes.server import LaneServer
+from lanes.server import LaneServer, prepare_socket
 from lanes.startup import Lane, assemble
 from lanes.state.errors import StateError
 from shared_experts.errors import SharedExpertsError
@@ -40,6 +40,7 @@ def run(config: LaneConfig) -> int:
     """Runs one lane to its end and returns the exit code."""
     configure_logging(json_lines=config.log_json, lane=config.name)
     try:
+        prepare_socket(config.listen)  # before minutes of loading, not after
         lane = assemble(config)
     except (LaneError, ModelError, StateError, SharedExpertsError) as error:
         return _refused(error.code, str(error))

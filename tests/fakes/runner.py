@@ -27,6 +27,7 @@ class FakeRunner:
         self.open: set[int] = set()
         self.opened = 0
         self.gate: threading.Event | None = None
+        self.gate_from = 0  # first position that the gate holds
         self.entered = threading.Semaphore(0)
         self.poison_at: int | None = None  # position whose logits are NaN
         self.raise_at: int | None = None
@@ -48,7 +49,7 @@ class FakeRunner:
         assert self.next <= self.capacity
         self.entered.release()
         time.sleep(self.delay_s)
-        if self.gate is not None:
+        if self.gate is not None and first >= self.gate_from:
             assert self.gate.wait(20)
         if stopped():
             return None
