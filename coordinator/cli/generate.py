@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -90,13 +91,19 @@ def command(
     else:
         assert pack is not None
         options = LaneOptions(check_pack(pack), "cpu", parse_size(vram_budget), context, prefill_chunk, log_json=False)
-        answer = asyncio.run(_ask_pack(options, request, chat=chat, as_json=as_json, timeout_s=timeout_s))
+        try:
+            answer = asyncio.run(_ask_pack(options, request, chat=chat, as_json=as_json, timeout_s=timeout_s))
+        except asyncio.CancelledError:  # SIGTERM: everything is stopped and removed by now
+            raise click.Abort from None
     print(json.dumps(answer.to_json()) if as_json else "", flush=True)
 
 
 async def _ask_pack(
     options: LaneOptions, request: serve_pb2.GenerateRequest, *, chat: bool, as_json: bool, timeout_s: float
 ) -> Collected:
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     progress = Progress()
     async with solo(options, dict(os.environ), timeout_s, progress.show) as lane:
         progress.end()

@@ -165,9 +165,18 @@ def test_a_pack_that_is_broken_ends_the_start_with_the_owners_own_reason(pack, e
 
 @pytest.mark.slow
 def test_generate_with_a_pack_says_what_a_cluster_says_and_leaves_nothing(pack, env):
-    first = json.loads(cli("generate", pack, *IDS, "--json", env=env).stdout)
-    second = cli("generate", pack, *IDS, env=env)
-    assert second.stdout == first["text"] + "\n"
+    first, second = cli("generate", pack, *IDS, "--json", env=env), cli("generate", pack, *IDS, env=env)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert second.stdout == json.loads(first.stdout)["text"] + "\n"
+    assert os.listdir(env["XDG_RUNTIME_DIR"]) == []
+    asking = subprocess.Popen(
+        [sys.executable, "-m", "coordinator.cli", "generate", pack, "--prompt-ids", "5", "--max-tokens", "30000"],
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert asking.stdout.read(1)  # it answers
+    asking.send_signal(signal.SIGTERM)
+    asking.communicate(timeout=60)
+    assert asking.returncode == 1
     assert os.listdir(env["XDG_RUNTIME_DIR"]) == []
     refusal = cli("generate", pack, "--prompt-ids", "1,100000", env=env)
     assert (refusal.returncode, refusal.stdout) == (1, "")

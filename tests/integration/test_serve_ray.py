@@ -53,7 +53,12 @@ def test_ray_serves_restarts_and_leaves_nothing_after_sigterm(pack):
         served.kill("lane-0")
         wait_for(lambda: served.states() == {"lane-0": "ready", "lane-1": "ready"})
         assert served.generate("--prompt-ids", "5,6,7", "--max-tokens", 4)["token_ids"] == answer["token_ids"]
-        members |= family(served.process.pid)
+        lane = served.pids["lane-1"]
+        keeper = int(Path(f"/proc/{lane}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(keeper, signal.SIGKILL)  # the lane goes with its keeper; both are replaced
+        wait_for(lambda: served.pids["lane-1"] not in (0, lane))
+        wait_for(lambda: served.states() == {"lane-0": "ready", "lane-1": "ready"})
+        members |= family(served.process.pid) | {lane, keeper}
         served.process.send_signal(signal.SIGTERM)
         assert served.wait() == 0
         assert {pid for pid in members if not gone(pid)} == set()
