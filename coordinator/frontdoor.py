@@ -46,9 +46,9 @@ class Doors:
         """No new requests; running ones get `grace_s` to end, then they are cancelled."""
         await self._health.close()
         await self.serving.dispatcher.close(grace_s)
-        await self._server.stop(limits.DOOR_CLOSE_S)
+        await self._server.stop(limits.GRPC_CLOSE_S)
         await self._runner.cleanup()
-        self.serving.text.close()
+        self.serving.close()
 
 
 async def start_doors(
@@ -74,7 +74,7 @@ async def start_doors(
         await serving.dispatcher.close()
         await server.stop(None)
         await runner.cleanup()
-        serving.text.close()
+        serving.close()
         raise
     return Doors(bound_http, bound_grpc, serving, runner, server, health)
 

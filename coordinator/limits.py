@@ -47,7 +47,8 @@ BODY_READ_S: Final = 30.0
 IDLE_CONNECTION_S: Final = 75.0
 WRITE_STALL_S: Final = 30.0  # a client that takes nothing for that long is cut off
 RETRY_AFTER_S: Final = 1  # what a refused client is told to wait
-DOOR_CLOSE_S: Final = 5.0  # running requests get that long when the doors close
+DOOR_CLOSE_S: Final = 5.0  # cancelled requests get that long to end when the doors close
+GRPC_CLOSE_S: Final = 1.0  # then calls that never end (health watches) get that long
 
 # --- Fleet: when processes start again, when a lane is given up -------------------------------------------------------
 BACKOFF_FIRST_S: Final = 0.5  # before a restart; doubles up to the next line

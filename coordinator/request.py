@@ -73,6 +73,7 @@ class Draft:
     """What a client asked for: types are right, nothing else is checked. None: the client did not say."""
 
     prompt_ids: Sequence[int]
+    prompt_param: str
     default_seed: int
     default_temperature: float
     default_max_tokens: int = limits.DEFAULT_MAX_TOKENS
@@ -93,7 +94,7 @@ class Draft:
 
 def check(draft: Draft, *, request_id: str, model: ModelView) -> Request:
     """The request, or a `RequestError` that names the field."""
-    prompt_ids = _prompt(draft.prompt_ids, model)
+    prompt_ids = _prompt(draft.prompt_ids, draft.prompt_param, model)
     return Request(
         id=request_id,
         prompt_ids=prompt_ids,
@@ -127,16 +128,16 @@ def check_one(value: int, param: str) -> None:
         raise Unsupported(f"{param} must be 1", param=param)
 
 
-def _prompt(ids: Sequence[int], model: ModelView) -> tuple[int, ...]:
+def _prompt(ids: Sequence[int], param: str, model: ModelView) -> tuple[int, ...]:
     if not ids:
-        raise EmptyPrompt("the prompt has no tokens", param="prompt")
+        raise EmptyPrompt("the prompt has no tokens", param=param)
     if len(ids) >= model.context_tokens:
         raise ContextLengthExceeded(
             f"the prompt has {len(ids)} tokens; the context of {model.context_tokens} must also hold the answer",
-            param="prompt",
+            param=param,
         )
     if min(ids) < 0 or max(ids) >= model.vocab_size:
-        raise TokenOutOfRange(f"token ids go from 0 to {model.vocab_size - 1}", param="prompt")
+        raise TokenOutOfRange(f"token ids go from 0 to {model.vocab_size - 1}", param=param)
     return tuple(ids)
 
 

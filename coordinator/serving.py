@@ -27,6 +27,17 @@ class Serving:
         self.dispatcher = dispatcher
         self.text = text
         self._model: ModelView | None = None
+        self._unsubscribe = roster.subscribe(self._look)
+        self._look()
+
+    def close(self) -> None:
+        """Looks at lanes no more."""
+        self._unsubscribe()
+        self.text.close()
+
+    def _look(self) -> None:
+        models = (view.model for view in self._roster.lanes() if view.model is not None)
+        self._model = next(models, self._model)
 
     def lanes(self) -> list[LaneView]:
         """All lanes."""
@@ -38,10 +49,6 @@ class Serving:
 
     def model(self) -> ModelView:
         """What is served: what the lanes say, or said last. `NoLane` until one was ready."""
-        for view in self._roster.lanes():
-            if view.model is not None:
-                self._model = view.model
-                break
         if self._model is None:
             starting = any(view.state in HOPEFUL_STATES for view in self._roster.lanes())
             raise NoLane("no lane has been ready yet" if starting else "no lane is in service")

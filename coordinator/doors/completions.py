@@ -46,6 +46,7 @@ class Completions:
             prompt = await self._serving.text.encode_text(prompt, context_tokens=model.context_tokens)
         draft = Draft(
             prompt_ids=prompt,
+            prompt_param="prompt",
             default_seed=self._serving.new_seed(),
             default_temperature=DEFAULT_TEMPERATURE,
             default_max_tokens=limits.DEFAULT_MAX_TOKENS_COMPLETIONS,
@@ -75,6 +76,7 @@ class Completions:
         newer = body.max_completion_tokens is not None
         draft = Draft(
             prompt_ids=prompt,
+            prompt_param="messages",
             default_seed=self._serving.new_seed(),
             default_temperature=DEFAULT_TEMPERATURE,
             max_tokens=body.max_completion_tokens if newer else body.max_tokens,

@@ -106,6 +106,7 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
                 raise BadRequest("a prompt is required: text or token_ids", param="prompt")
         draft = Draft(
             prompt_ids=prompt_ids,
+            prompt_param="prompt",
             default_seed=serving.new_seed(),
             default_temperature=0.0,
             max_tokens=request.max_tokens if request.HasField("max_tokens") else None,

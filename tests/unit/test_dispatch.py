@@ -176,7 +176,7 @@ async def test_cancel_frees_the_lane_within_a_step(tmp_path: Path) -> None:
         while not isinstance(end := await generation.read(), Ended):
             pass
         assert end.reason == lane_pb2.FINISH_REASON_CANCELLED
-        assert lanes[0].ended == [(generation.request.id, lane_pb2.FINISH_REASON_CANCELLED)]
+        await until(lambda: lanes[0].ended == [(generation.request.id, lane_pb2.FINISH_REASON_CANCELLED)])
         assert lanes[0].counters.generated_tokens < 1000
         await until(lambda: dispatcher.running("lane-0") == 0)
         await read_all(dispatcher.submit(request()))
@@ -281,6 +281,7 @@ async def test_a_busy_lane_puts_the_request_back_at_the_head(
         lanes[0].script_next(fault="none")
         await read_all(first)
         await read_all(second)
+        await until(lambda: len(lanes[0].ended) == 2)
         assert [request_id for request_id, _ in lanes[0].ended] == [first.request.id, second.request.id]
         assert roster.suspects == []
 
@@ -308,7 +309,7 @@ async def test_a_reader_that_stopped_ends_its_request_and_frees_the_lane(
     async with fleet(tmp_path, Script()) as (dispatcher, _, lanes):
         generation = dispatcher.submit(request((5,), 4000))
         await until(lambda: dispatcher.running("lane-0") == 0)
-        assert lanes[0].ended[0][1] == lane_pb2.FINISH_REASON_CANCELLED
+        await until(lambda: [reason for _, reason in lanes[0].ended] == [lane_pb2.FINISH_REASON_CANCELLED])
         assert await generation.read() == Begun("lane-0")
         event = await generation.read()
         assert isinstance(event, Tokens)
@@ -350,7 +351,7 @@ async def test_closing_gives_everything_an_end(tmp_path: Path) -> None:
         for generation in (running, waiting):
             with pytest.raises(Closing):
                 await read_all(generation)
-        assert lanes[0].ended == [(running.request.id, lane_pb2.FINISH_REASON_CANCELLED)]
+        await until(lambda: lanes[0].ended == [(running.request.id, lane_pb2.FINISH_REASON_CANCELLED)])
         with pytest.raises(Closing):
             dispatcher.submit(request())
 

@@ -22,7 +22,7 @@ MODEL = ModelView("m", "a", b"", 100, 50, (2, 3), "f32", 0, 40)
 
 
 def checked(**fields: object) -> Request:
-    draft = Draft(prompt_ids=(1, 2), default_seed=7, default_temperature=0.5)
+    draft = Draft(prompt_ids=(1, 2), prompt_param="prompt", default_seed=7, default_temperature=0.5)
     return check(replace(draft, **fields), request_id="r", model=MODEL)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,191 @@
+"""What clients of the HTTP door see when lanes die, clients leave, or there is no room."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from coordinator import limits
+from laneproto.v1 import lane_pb2
+from tests.fakes.doors import Cluster, events_of, open_doors, until
+from tests.fakes.lane import Script
+
+COMPLETIONS = "/v1/completions"
+CANCELLED = lane_pb2.FINISH_REASON_CANCELLED
+ENDLESS = Script(token_delay_s=0.005)
+
+
+def ask(prompt: int = 5, max_tokens: int = 3000, **more: Any) -> dict[str, Any]:
+    return {"prompt": [prompt], "max_tokens": max_tokens, **more}
+
+
+async def first_bytes(response: aiohttp.ClientResponse) -> None:
+    """The stream has begun."""
+    assert response.status == 200
+    assert await response.content.readany()
+
+
+def dispatched(cluster: Cluster) -> int:
+    return sum(cluster.doors.serving.dispatcher.running(lane.name) for lane in cluster.lanes)
+
+
+@pytest.mark.parametrize("roster_knows", [True, False])
+async def test_a_lane_that_dies_mid_stream_is_one_error_and_the_other_stream_goes_on(
+    tmp_path: Path, roster_knows: bool
+) -> None:
+    async with (
+        open_doors(tmp_path, script=ENDLESS) as cluster,
+        cluster.http.post(COMPLETIONS, json=ask(stream=True)) as doomed,
+        cluster.http.post(COMPLETIONS, json=ask(6, 80, stream=True)) as other,
+    ):
+        await first_bytes(doomed)
+        assert doomed.headers["x-expressway-lane"] == "lane-0"
+        if roster_knows:
+            cluster.roster.lose("lane-0")
+        await cluster.lanes[0].crash()
+        *_, last = events_of((await doomed.read()).decode())
+        assert set(last) == {"error"}  # the last event; no [DONE] after it
+        assert last["error"]["code"] == "lane_lost"
+        assert last["error"]["type"] == "server_error"
+        *events, done = events_of((await other.read()).decode())
+        assert done == "[DONE]"
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert not any("error" in event for event in events)
+
+
+async def test_a_lane_that_dies_under_a_whole_answer(tmp_path: Path) -> None:
+    async with open_doors(tmp_path, lanes=1, script=ENDLESS) as cluster:
+        waiting = asyncio.create_task(cluster.post(COMPLETIONS, ask()))
+        await until(lambda: cluster.lanes[0].counters.generated_tokens > 3)
+        await cluster.lanes[0].crash()
+        status, headers, body = await waiting
+        assert (status, body["error"]["code"], headers["retry-after"]) == (503, "lane_lost", "1")
+        # and when it is back, it serves again
+        await cluster.lanes[0].restart(Script())
+        await cluster.roster.returned("lane-0")
+        assert (await cluster.post(COMPLETIONS, ask(max_tokens=2)))[0] == 200
+
+
+async def test_an_error_of_the_lane_is_an_error(tmp_path: Path) -> None:
+    script = Script(fault="error", fault_after=3, error_code="non_finite_logits")
+    async with open_doors(tmp_path, lanes=1, script=script) as cluster:
+        status, _, body = await cluster.post(COMPLETIONS, ask())
+        assert (status, body["error"]["code"]) == (500, "lane_failed")
+        assert "non_finite_logits" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_frees_the_lane(tmp_path: Path, stream: bool) -> None:
+    async with open_doors(tmp_path, lanes=1, script=ENDLESS) as cluster, aiohttp.ClientSession() as leaving:
+        post = leaving.post(f"http://{cluster.doors.http}{COMPLETIONS}", json=ask(stream=stream))
+        request = asyncio.create_task(post.__aenter__())
+        await until(lambda: cluster.lanes[0].counters.generated_tokens > 3)
+        if stream:
+            response = await request
+            await first_bytes(response)
+            response.close()
+        else:
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+        await leaving.close()
+        await until(lambda: [reason for _, reason in cluster.lanes[0].ended] == [CANCELLED])
+        assert cluster.lanes[0].counters.generated_tokens < 1000
+        await until(lambda: dispatched(cluster) == 0)
+        assert (await cluster.post(COMPLETIONS, ask(max_tokens=2)))[0] == 200
+
+
+async def test_a_client_that_leaves_the_queue_is_never_sent_to_a_lane(tmp_path: Path) -> None:
+    async with open_doors(tmp_path, lanes=1, script=ENDLESS) as cluster, aiohttp.ClientSession() as leaving:
+        running = asyncio.create_task(cluster.post(COMPLETIONS, ask(max_tokens=40)))
+        await until(lambda: dispatched(cluster) == 1)
+        post = leaving.post(f"http://{cluster.doors.http}{COMPLETIONS}", json=ask(7))
+        queued = asyncio.create_task(post.__aenter__())
+        await until(lambda: cluster.doors.serving.dispatcher.queued == 1)
+        queued.cancel()
+        await asyncio.gather(queued, return_exceptions=True)
+        await leaving.close()
+        await until(lambda: cluster.doors.serving.dispatcher.queued == 0)
+        assert (await running)[0] == 200
+        assert [list(sent.prompt_ids) for sent in cluster.lanes[0].requests] == [[5]]
+
+
+async def test_a_full_queue_is_429_with_retry_after(tmp_path: Path) -> None:
+    async with open_doors(tmp_path, lanes=1, script=ENDLESS, queue_requests=1) as cluster:
+        tasks = [asyncio.create_task(cluster.post(COMPLETIONS, ask(max_tokens=60)))]
+        await until(lambda: dispatched(cluster) == 1)
+        tasks.append(asyncio.create_task(cluster.post(COMPLETIONS, ask(max_tokens=1))))
+        await until(lambda: cluster.doors.serving.dispatcher.queued == 1)
+        for stream in (True, False):
+            status, headers, body = await cluster.post(COMPLETIONS, ask(stream=stream))
+            assert (status, body["error"]["code"], headers["retry-after"]) == (429, "queue_full", "1")
+        assert [status for status, _, _ in await asyncio.gather(*tasks)] == [200, 200]
+
+
+async def test_without_lanes_503_and_while_one_may_come_the_request_waits(tmp_path: Path) -> None:
+    async with open_doors(tmp_path, lanes=2) as cluster:
+        cluster.roster.lose("lane-0", "quarantined")
+        cluster.roster.lose("lane-1", "restarting")
+        waiting = asyncio.create_task(cluster.post(COMPLETIONS, ask(max_tokens=2)))
+        await until(lambda: cluster.doors.serving.dispatcher.queued == 1)
+        await cluster.roster.returned("lane-1")
+        status, headers, _ = await waiting
+        assert (status, headers["x-expressway-lane"]) == (200, "lane-1")
+        waiting = asyncio.create_task(cluster.post(COMPLETIONS, ask(max_tokens=2000)))
+        await until(lambda: dispatched(cluster) == 0)
+        cluster.roster.lose("lane-1", "quarantined")
+        await waiting
+        for stream in (True, False):
+            status, headers, body = await cluster.post(COMPLETIONS, ask(stream=stream))
+            assert (status, body["error"]["code"], headers["retry-after"]) == (503, "no_lane", "1")
+
+
+async def test_before_any_lane_was_ready(tmp_path: Path) -> None:
+    async with open_doors(tmp_path, lanes=0) as cluster:
+        assert (await cluster.get("/healthz"))[0] == 503
+        for status, body in (await cluster.get("/v1/models"), (await cluster.post(COMPLETIONS, ask()))[::2]):
+            assert (status, body["error"]["code"]) == (503, "no_lane")
+
+
+async def test_closing_ends_streams_with_an_error_event(tmp_path: Path) -> None:
+    async with open_doors(tmp_path, lanes=1, script=ENDLESS) as cluster:
+        async with cluster.http.post(COMPLETIONS, json=ask(stream=True)) as running:
+            await first_bytes(running)
+            closing = asyncio.create_task(cluster.doors.close())
+            *_, last = events_of((await running.read()).decode())
+            assert last["error"]["code"] == "closing"
+        await closing
+        await until(lambda: [reason for _, reason in cluster.lanes[0].ended] == [CANCELLED])
+
+
+async def test_a_client_that_stopped_reading_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WRITE_STALL_S", 0.2)
+    async with open_doors(tmp_path, lanes=1, script=Script(), context_tokens=1 << 20) as cluster:
+        narrow = socket.socket()
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        narrow.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(narrow, (cluster.doors.http.host, cluster.doors.http.port))
+        reader, writer = await asyncio.open_connection(sock=narrow, limit=1024)
+        body = '{"prompt":[5],"max_tokens":1000000,"stream":true,"logprobs":20}'
+        fields = ("Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}")
+        writer.write("\r\n".join((f"POST {COMPLETIONS} HTTP/1.1", *fields, "", body)).encode())
+        await reader.readuntil(b"\r\n\r\n")  # and nothing after it
+        await until(lambda: [reason for _, reason in cluster.lanes[0].ended] == [CANCELLED], 20)
+        await until(lambda: dispatched(cluster) == 0)
+        assert cluster.lanes[0].counters.generated_tokens < 100_000
+        writer.close()
+
+
+async def test_nothing_of_a_prompt_or_an_answer_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with open_doors(tmp_path, lanes=1) as cluster:
+        chat = {"messages": [{"role": "user", "content": "canary-7f3a"}], "max_tokens": 3, "stop": ["canary-9c1e"]}
+        await cluster.post("/v1/chat/completions", chat)
+        await cluster.post("/v1/chat/completions", {**chat, "tools": ["canary-5d22"]})
+        await cluster.post(COMPLETIONS, {"prompt": "canary-1b44", "max_tokens": "canary-3e55"})
+    logged = "".join(capsys.readouterr())
+    assert "dispatched" in logged
+    assert "canary" not in logged
