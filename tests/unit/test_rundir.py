@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -14,8 +15,8 @@ from coordinator.rundir import SOCKET_PATH_LIMIT_BYTES, RunDir, check_socket_pat
 
 @pytest.fixture
 def env(tmp_path):
-    (tmp_path / "run").mkdir(mode=0o700)
-    return {"XDG_RUNTIME_DIR": str(tmp_path / "run"), "XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path)}
+    with tempfile.TemporaryDirectory(prefix="exw-", dir="/tmp") as short:  # pytest's own paths are too long for sockets
+        yield {"XDG_RUNTIME_DIR": short, "XDG_STATE_HOME": str(tmp_path / "state"), "HOME": str(tmp_path)}
 
 
 def mode(path):
@@ -52,11 +53,11 @@ def test_one_holder_at_a_time(env):
     RunDir.claim("default", env).release()
 
 
-def test_what_a_killed_holder_left_is_cleared(env):
+def test_what_a_killed_holder_left_is_cleared(env, tmp_path):
     code = "import os, sys; from coordinator.rundir import RunDir; d = RunDir.claim('default', dict(os.environ)); " \
         "(d.path / 'owner.sock').touch(); (d.path / 'deep').mkdir(); (d.path / 'deep' / 'file').touch(); " \
         "(d.path / 'link').symlink_to(sys.argv[1]); os.kill(os.getpid(), 9)"  # fmt: skip
-    treasure = run_path("default", env).parent.parent / "treasure"
+    treasure = tmp_path / "treasure"
     treasure.mkdir()
     (treasure / "kept").touch()
     subprocess.run([sys.executable, "-c", code, str(treasure)], env={**os.environ, **env}, check=False)
