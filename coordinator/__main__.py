@@ -27,7 +27,7 @@ from coordinator.service import run_coordinator
 def command(supervisor: str, pack: Path, http: str, grpc: str, drain_s: float, log_json: bool) -> None:
     """Requests to lanes: doors, queue, placement, and the restarts of lanes and owner."""
     configure_logging(json_lines=log_json, process="coordinator")
-    config = CoordinatorConfig(supervisor, pack, Address.parse(http), Address.parse(grpc), drain_s, log_json)
+    config = CoordinatorConfig(supervisor, pack, Address.parse(http), Address.parse(grpc), drain_s)
     asyncio.run(run_coordinator(config))
 
 

@@ -95,7 +95,6 @@ class CoordinatorConfig:
     http: Address
     grpc: Address
     drain_s: float
-    log_json: bool
 
 
 def parse_size(text: str) -> int:

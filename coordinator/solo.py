@@ -6,7 +6,6 @@ Invariant: when the context ends, its processes and its directory are gone.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -66,4 +65,3 @@ async def solo(
         stack.push_async_callback(doors.close)
         await wait_ready(supervisor, run_dir.socket("owner"), str(grpc), timeout_s, on_progress)
         yield Solo(str(grpc), doors.serving, supervisor)
-        await asyncio.sleep(0)

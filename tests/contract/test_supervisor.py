@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from contextlib import asynccontextmanager
@@ -159,6 +160,14 @@ async def test_children_ignore_sigint_have_their_own_session_and_the_cores_they_
     assert (folder / "log").read_text().split("LC_CTYPE")[0].startswith(f'[true, true, [{core}], 63, ["A"')
     assert (folder / "log").stat().st_mode & 0o777 == 0o600
     await launcher.close()
+
+
+def test_a_child_whose_parent_is_gone_already_never_becomes_the_program():
+    argv = [sys.executable, "-m", "coordinator.launchers.exec", "1", "", "--", "echo", "ran"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "the parent is gone\n")
+    done = subprocess.run([*argv[:3], str(os.getpid()), "", "--", "echo", "ran"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
 
 
 async def test_watch_tells_now_and_every_change_in_order(folder):
