@@ -20,7 +20,7 @@ from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.weights import Weights
 from lanes.state.sequence import AttentionState
 
-MOST_SCORE_BYTES = 32 << 20  # of scores and sort keys alive at once
+MOST_SCORE_BYTES = 4 << 20  # of scores and sort keys alive at once
 
 
 class Indexer:
