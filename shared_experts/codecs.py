@@ -1,4 +1,4 @@
-"""How numbers are written: 16-bit floats, and the 4-bit code of experts; plain numpy, the truth native code must equal.
+"""How numbers are written: 16-bit floats, and the codes of experts; plain numpy, the truth native code must equal.
 
 Not here: speed (`quantiser`) or where bytes lie (`layout`). Invariant: every operation is one IEEE fp32 operation in
 the order written here, so that another implementation can be equal bit for bit.
@@ -13,6 +13,13 @@ zero scale first, then, for sign + and then -, the sixteen clips k = 0..15:
 
 The candidate with the least error wins, the earlier one where two are equal. Scales are rounded before codes are
 chosen, so the codes make up for the rounding. Both signs, because -8 reaches further than 7.
+
+The 8-bit code of a group of 64 values x: `value = code * scale`, scale in fp16:
+
+    s = fp16(max|x| / 127); where s * 127.5 < max|x|, the next fp16 above    the product is exact
+    q = clamp(rne(x / s), -127, 127), and 0 where s is zero                  the quotient is correctly rounded
+
+So every value is at most half a step off, down to the smallest fp16 scale, and s is zero only where all of x is.
 """
 
 from __future__ import annotations
@@ -21,8 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 F32Array = npt.NDArray[np.float32]
+I8Array = npt.NDArray[np.int8]
 U8Array = npt.NDArray[np.uint8]
 U16Array = npt.NDArray[np.uint16]
+CodesArray = U8Array | I8Array
 F16Array = npt.NDArray[np.float16]
 
 CLIPS = (np.arange(16, dtype=np.float32) * np.float32(2) + np.float32(42)) / np.float32(512)
@@ -95,6 +104,28 @@ def dequantise_q4(packed: U8Array, scales: F16Array, group: int) -> F32Array:
     codes = unpack_nibbles(packed, group).astype(np.float32) - np.float32(8)
     wide = np.repeat(scales.astype(np.float32), group, axis=-1)
     return (codes * wide).astype(np.float32)
+
+
+def quantise_q8(weights: F32Array, group: int = 64) -> tuple[I8Array, F16Array]:
+    """fp32 [N, K] to (codes [N, K], fp16 scales [N, K/group]); raises ValueError as `quantise_q4` does."""
+    rows, columns = weights.shape
+    if group != 64 or columns % group:
+        raise ValueError(f"{columns} columns are not a multiple of a group of {group}; q8 has groups of 64")
+    if not (np.abs(weights) <= LARGEST_WEIGHT).all():
+        raise ValueError(f"a weight is not finite or beyond {LARGEST_WEIGHT:.0f}")
+    x = np.ascontiguousarray(weights, np.float32).reshape(-1, group)  # [B, G]
+    peak = np.abs(x).max(axis=1)
+    scale = (peak / np.float32(127)).astype(np.float16)
+    short = scale.astype(np.float32) * np.float32(127.5) < peak
+    scale.view(np.uint16)[short] += np.uint16(1)
+    wide = np.where(scale == 0, np.float32(1), scale.astype(np.float32))[:, None]
+    codes = np.clip(np.rint(x / wide), np.float32(-127), np.float32(127)).astype(np.int8)
+    return codes.reshape(rows, columns), scale.reshape(rows, columns // group)
+
+
+def dequantise_q8(codes: I8Array, scales: F16Array, group: int = 64) -> F32Array:
+    """The fp32 [N, K] that (codes [N, K], scales [N, K/group]) stand for; every product is exact."""
+    return (codes.astype(np.float32) * np.repeat(scales.astype(np.float32), group, axis=-1)).astype(np.float32)
 
 
 def _sum_of_squares(e: F32Array) -> F32Array:

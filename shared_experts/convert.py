@@ -76,7 +76,7 @@ def convert(
         raise OutputExists(f"{target}: is already there; packs are never overwritten")
     with Checkpoint.open(source) as checkpoint:
         layout = _layout(checkpoint, experts)
-        quantise = load_quantiser().quantise if layout.format.group else None
+        quantise = load_quantiser().of(layout.format) if layout.format.group else None
         conversion = _Conversion(checkpoint, layout, dense, quantise, threads or os.cpu_count() or 1, progress)
         conversion.check_space(target.parent)
         with TemporarySibling(target) as folder:
@@ -262,7 +262,7 @@ def _layout(checkpoint: Checkpoint, name: str) -> RecordLayout:
             f.name for f in EXPERT_FORMATS.values()
             if f.group and not text.hidden % f.group and not text.intermediate % f.group
         ]  # fmt: skip
-        advice = f"{fitting[-1]} fits" if fitting else "no 4-bit format fits; f32 does"
+        advice = f"{fitting[-1]} fits" if fitting else "no quantised format fits; f32 does"
         raise CheckpointError(checkpoint.path / "config.json", f"{error}; {advice}") from None
 
 

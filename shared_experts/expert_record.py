@@ -1,6 +1,6 @@
 """One expert to the bytes of its record and back, as `layout` places them.
 
-Not here: the 4-bit code itself (`codecs`, `quantiser`). Invariant: bytes that belong to no part are zero, so equal
+Not here: the codes themselves (`codecs`, `quantiser`). Invariant: bytes that belong to no part are zero, so equal
 weights give equal records.
 
 Letters: H hidden, I intermediate, G group.
@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shared_experts.codecs import F16Array, F32Array, U8Array, dequantise_q4
+from shared_experts.codecs import CodesArray, F16Array, F32Array, U8Array, dequantise_q4, dequantise_q8
 from shared_experts.layout import RecordLayout
 
-Quantise = Callable[[F32Array, int], tuple[U8Array, F16Array]]  # codecs.quantise_q4 or its fast twin
+Quantise = Callable[[F32Array, int], tuple[CodesArray, F16Array]]  # quantise_q4 or quantise_q8, slow or fast
 
 
 def encode_expert(layout: RecordLayout, gate_up: F32Array, down: F32Array, quantise: Quantise | None) -> U8Array:
@@ -25,7 +25,7 @@ def encode_expert(layout: RecordLayout, gate_up: F32Array, down: F32Array, quant
         _put(record, layout.gate_up_codes, gate_up.astype("<f4", copy=False))
         _put(record, layout.down_codes, down.astype("<f4", copy=False))
         return record
-    assert quantise is not None, "4-bit formats need a quantiser"
+    assert quantise is not None, "formats with codes need a quantiser"
     for weights, codes_at, scales_at in (
         (gate_up, layout.gate_up_codes, layout.gate_up_scales),
         (down, layout.down_codes, layout.down_scales),
@@ -49,11 +49,14 @@ def decode_expert(layout: RecordLayout, record: U8Array) -> tuple[F32Array, F32A
         if not group:
             parts.append(codes.view("<f4").reshape(rows, columns).astype(np.float32))
             continue
-        scales = record[scales_at : scales_at + 2 * rows * (columns // group)].view("<f2")
-        parts.append(dequantise_q4(codes.reshape(rows, columns // 2), scales.reshape(rows, columns // group), group))
+        scales = record[scales_at : scales_at + 2 * rows * (columns // group)].view("<f2").reshape(rows, -1)
+        if layout.format.bits == 8:
+            parts.append(dequantise_q8(codes.view(np.int8).reshape(rows, columns), scales, group))
+        else:
+            parts.append(dequantise_q4(codes.reshape(rows, columns // 2), scales, group))
     return parts[0], parts[1]
 
 
-def _put(record: U8Array, offset: int, values: F32Array | U8Array | F16Array) -> None:
+def _put(record: U8Array, offset: int, values: F32Array | CodesArray | F16Array) -> None:
     data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     record[offset : offset + len(data)] = data

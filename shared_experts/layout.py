@@ -13,6 +13,9 @@ Record (formats q4g64, q4g32; every part starts on a multiple of 64 bytes, the r
     In each group of G elements, byte j holds element j in its low nibble and element j + G/2 in its high one.
     value = (nibble - 8) * scale
 
+Record (format q8, G = 64): the same parts in the same order, with codes int8 [2I, H] and [H, I] in plain element order;
+value = code * scale.
+
 Record (format f32): gate_up fp32 [2I, H], then down fp32 [H, I]; no scales.
 
 Region: one 4 KiB header page, then the records in (layer, expert) order, exactly as in `experts.bin`.
@@ -62,7 +65,8 @@ class ExpertFormat:
 F32 = ExpertFormat("f32", 1, 32, 0)
 Q4G64 = ExpertFormat("q4g64", 2, 4, 64)
 Q4G32 = ExpertFormat("q4g32", 3, 4, 32)
-EXPERT_FORMATS = {f.name: f for f in (F32, Q4G64, Q4G32)}
+Q8 = ExpertFormat("q8", 4, 8, 64)
+EXPERT_FORMATS = {f.name: f for f in (F32, Q4G64, Q4G32, Q8)}
 DEFAULT_EXPERT_FORMAT = Q4G64
 
 

@@ -1,6 +1,6 @@
-"""The fast twin of `codecs.quantise_q4`: a ctypes binding of `native/quantise.cpp`.
+"""The fast twin of `codecs.quantise_q4` and `quantise_q8`: a ctypes binding of `native/quantise.cpp`.
 
-Equal to its truth bit for bit; the tests hold it to that. Not here: the definition of the code. Invariant: what Python
+Equal to its truth bit for bit; the tests hold it to that. Not here: the definition of the codes. Invariant: what Python
 hands over is contiguous, of the right type, and stays alive during the call.
 """
 
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import numpy as np
 
-from shared_experts.codecs import LARGEST_WEIGHT, F16Array, F32Array, U8Array
+from shared_experts.codecs import LARGEST_WEIGHT, CodesArray, F16Array, F32Array, I8Array, U8Array
 from shared_experts.errors import NativeMissing
+from shared_experts.layout import ExpertFormat
 
-_ABI = 3
+_ABI = 4
 ISAS = ("scalar", "avx2", "avx512")  # numbered from 1
 _BAD_WEIGHT = 2
 
@@ -31,10 +33,15 @@ class Quantiser:
             raise NativeMissing(f"{path}: is of another version; reinstall the package")
         library.quantise_best_isa.restype = ctypes.c_int32
         self.isas: tuple[str, ...] = ISAS[: library.quantise_best_isa()]
-        self._quantise = library.quantise_q4
-        self._quantise.restype = ctypes.c_int32
         integer, pointer = ctypes.c_int32, ctypes.c_void_p
-        self._quantise.argtypes = [pointer, ctypes.c_int64, integer, integer, integer, pointer, pointer, pointer]
+        self._functions = {"q4": library.quantise_q4, "q8": library.quantise_q8}
+        for function in self._functions.values():
+            function.restype = ctypes.c_int32
+            function.argtypes = [pointer, ctypes.c_int64, integer, integer, integer, pointer, pointer, pointer]
+
+    def of(self, format: ExpertFormat) -> Callable[[F32Array, int], tuple[CodesArray, F16Array]]:
+        """The function that writes a format with codes."""
+        return self.quantise_q8 if format.bits == 8 else self.quantise
 
     def quantise(
         self, weights: F32Array, group: int, *, threads: int = 1, isa: str | None = None
@@ -43,11 +50,27 @@ class Quantiser:
         rows, columns = weights.shape
         if group not in (32, 64) or columns % group:
             raise ValueError(f"{columns} columns are not a multiple of a group of {group}")
-        x = np.ascontiguousarray(weights, np.float32)
         codes = np.empty((rows, columns // 2), np.uint8)
+        return codes, self._run("q4", weights, group, threads, isa, codes)
+
+    def quantise_q8(
+        self, weights: F32Array, group: int = 64, *, threads: int = 1, isa: str | None = None
+    ) -> tuple[I8Array, F16Array]:
+        """As `codecs.quantise_q8`, likewise."""
+        rows, columns = weights.shape
+        if group != 64 or columns % group:
+            raise ValueError(f"{columns} columns are not a multiple of a group of {group}; q8 has groups of 64")
+        codes = np.empty((rows, columns), np.int8)
+        return codes, self._run("q8", weights, group, threads, isa, codes)
+
+    def _run(
+        self, name: str, weights: F32Array, group: int, threads: int, isa: str | None, codes: CodesArray
+    ) -> F16Array:
+        rows, columns = weights.shape
+        x = np.ascontiguousarray(weights, np.float32)
         scales = np.empty((rows, columns // group), np.float16)
         bad = ctypes.c_int64(-1)
-        result = self._quantise(
+        result = self._functions[name](
             x.ctypes.data,
             scales.size,
             group,
@@ -62,8 +85,8 @@ class Quantiser:
             where = f"of row {row}, columns {column}..{column + group - 1}"
             raise ValueError(f"a weight is not finite or beyond {LARGEST_WEIGHT:.0f} ({where})")
         if result != 0:
-            raise RuntimeError(f"quantise_q4 refused its arguments ({result})")
-        return codes, scales
+            raise RuntimeError(f"quantise_{name} refused its arguments ({result})")
+        return scales
 
 
 @functools.cache
@@ -78,5 +101,5 @@ def load_quantiser() -> Quantiser:
             except (OSError, AttributeError) as error:
                 raise NativeMissing(f"{path}: cannot be loaded ({error}); reinstall the package") from None
     raise NativeMissing(
-        f"{folder}: libquantise was not built, so 4-bit packs cannot be made; install g++ and reinstall the package"
+        f"{folder}: libquantise was not built, so packs with 4- or 8-bit experts cannot be made; install g++ and reinstall the package"
     )

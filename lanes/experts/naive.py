@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from shared_experts.layout import RecordLayout
+from shared_experts.layout import ExpertFormat, RecordLayout
 
 Record = Callable[[int, int], bytes | memoryview]  # (layer, expert) to the record's bytes
 
@@ -44,16 +44,20 @@ def decode(layout: RecordLayout, record: bytes | memoryview) -> tuple[npt.NDArra
         (2 * inner, hidden, layout.gate_up_codes, layout.gate_up_scales),
         (hidden, inner, layout.down_codes, layout.down_scales),
     )
-    gate_up, down = (_values(layout.format.group, record, *part) for part in parts)
+    gate_up, down = (_values(layout.format, record, *part) for part in parts)
     return gate_up, down
 
 
 def _values(
-    group: int, record: bytes | memoryview, rows: int, columns: int, codes_at: int, scales_at: int
+    format: ExpertFormat, record: bytes | memoryview, rows: int, columns: int, codes_at: int, scales_at: int
 ) -> npt.NDArray[np.float32]:
+    group = format.group
     if not group:
         return np.frombuffer(record, np.float32, rows * columns, codes_at).reshape(rows, columns).copy()
-    codes = np.frombuffer(record, np.uint8, rows * columns // 2, codes_at).reshape(rows, -1, group // 2)
     scales = np.frombuffer(record, np.float16, rows * columns // group, scales_at).reshape(rows, -1, 1)
+    if format.bits == 8:
+        whole = np.frombuffer(record, np.int8, rows * columns, codes_at).reshape(rows, -1, group).astype(np.float32)
+        return (whole * scales.astype(np.float32)).reshape(rows, columns)
+    codes = np.frombuffer(record, np.uint8, rows * columns // 2, codes_at).reshape(rows, -1, group // 2)
     nibbles = np.concatenate((codes & 15, codes >> 4), axis=2).astype(np.float32) - 8
     return (nibbles * scales.astype(np.float32)).reshape(rows, columns)

@@ -1,4 +1,4 @@
-// The inner function of quantise.cpp, compiled once per instruction set: included with ISA naming the namespace, LANES
+// The inner functions of quantise.cpp, compiled once per instruction set: included with ISA naming the namespace, LANES
 // the width of a vector, and MAX(a, b) = a > b ? a : b and MIN(a, b) = a < b ? a : b on vectors.
 //
 // Lanes are clips of one sign, tried side by side; element after element is broadcast to them. The chains of the
@@ -95,6 +95,42 @@ static int64_t quantise_range(const float* x, int64_t first, int64_t end, uint8_
       a = a > -8.0f ? a : -8.0f, c = c > -8.0f ? c : -8.0f;
       a = a < 7.0f ? a : 7.0f, c = c < 7.0f ? c : 7.0f;
       to[j] = static_cast<uint8_t>((static_cast<int32_t>(a) + 8) | (static_cast<int32_t>(c) + 8) << 4);
+    }
+  }
+  return -1;
+}
+
+// The 8-bit code, of groups of 64. A quotient is at most 127.5, so rounding is exact here too.
+static int64_t quantise_range_q8(const float* x, int64_t first, int64_t end, int8_t* codes, uint16_t* scales) {
+  constexpr int kGroup = 64;
+  for (int64_t b = first; b < end; ++b) {
+    const float* v = x + b * kGroup;
+    int32_t peak_bits = 0;
+    for (int i = 0; i < kGroup; ++i) {
+      int32_t bits;
+      std::memcpy(&bits, v + i, sizeof bits);
+      bits &= 0x7fffffff;
+      peak_bits = bits > peak_bits ? bits : peak_bits;
+    }
+    if (peak_bits > kLargestBits) return b;
+    float peak;
+    std::memcpy(&peak, &peak_bits, sizeof peak);
+    lanes_i half;
+    lanes_f s;
+    HALF_FROM_FLOAT(half, lanes_f{} + peak / 127.0f)
+    FLOAT_FROM_HALF(s, half)
+    if (s[0] * 127.5f < peak) {
+      half += 1;
+      FLOAT_FROM_HALF(s, half)
+    }
+    scales[b] = static_cast<uint16_t>(half[0]);
+    const float scale = half[0] ? s[0] : 1.0f;
+    int8_t* to = codes + b * kGroup;
+    for (int i = 0; i < kGroup; ++i) {
+      float q = ROUNDED(v[i] / scale);
+      q = q > -127.0f ? q : -127.0f;
+      q = q < 127.0f ? q : 127.0f;
+      to[i] = static_cast<int8_t>(static_cast<int32_t>(q));
     }
   }
   return -1;

@@ -254,9 +254,9 @@ def test_carried_files(tmp_path):
         (
             {"moe_intermediate_size": 48},
             "q4g32",
-            "48 is not a multiple of q4g32's group of 32; no 4-bit format fits; f32",
+            "48 is not a multiple of q4g32's group of 32; no quantised format fits; f32",
         ),
-        ({"moe_intermediate_size": 48}, "q4g64", "no 4-bit format fits"),
+        ({"moe_intermediate_size": 48}, "q4g64", "no quantised format fits"),
         ({"hidden_size": 96, "ple_embed_dim": 96}, "q4g64", "hidden size 96 is not a multiple"),
     ],
 )
