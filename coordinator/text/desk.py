@@ -15,7 +15,7 @@ from coordinator import limits
 from coordinator.errors import ContextLengthExceeded, TokenizerMissing
 from coordinator.text.detokenizer import Detokenizer
 from coordinator.text.renderer import IM_END, ChatMessage, Marker, PlainText, Segment, SpecialToken, render
-from coordinator.text.tokenizer import Tokenizer
+from coordinator.text.tokenizer import Tokenizer, TooManyTokens
 
 _T = TypeVar("_T")
 
@@ -71,15 +71,22 @@ class TextDesk:
             raise ContextLengthExceeded(
                 f"a text of {size} characters cannot fit the context of {context_tokens} tokens", param=param
             )
-        return await self.off_loop(size, limits.INLINE_ENCODE_CHARS, lambda: _encode(tokenizer, segments))
+        try:
+            return await self.off_loop(
+                size, limits.INLINE_ENCODE_CHARS, lambda: _encode(tokenizer, segments, context_tokens)
+            )
+        except TooManyTokens:
+            raise ContextLengthExceeded(
+                f"the prompt has over {context_tokens} tokens, more than the context", param=param
+            ) from None
 
 
-def _encode(tokenizer: Tokenizer, segments: Sequence[Segment]) -> list[int]:
+def _encode(tokenizer: Tokenizer, segments: Sequence[Segment], at_most: int) -> list[int]:
     ids: list[int] = []
     for segment in segments:
         match segment:
             case PlainText(text):
-                ids += tokenizer.encode(text)
+                ids += tokenizer.encode(text, at_most=at_most - len(ids))
             case Marker(name) if tokenizer.special(name) is None:
                 ids += tokenizer.encode(name)
             case Marker(name) | SpecialToken(name):

@@ -99,16 +99,19 @@ async def test_long_texts_give_the_same_ids_from_a_thread() -> None:
 
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
     class Never(Tokenizer):
-        def encode(self, text: str) -> list[int]:
+        def encode(self, text: str, *, at_most: int | None = None) -> list[int]:
             raise AssertionError("encoded")
 
     tokenizer = Tokenizer.load(tokenizer_dir())
     assert tokenizer is not None
     desk = TextDesk(tokenizer)
     longest = tokenizer.longest_token_bytes
-    assert (
-        len(await desk.encode_text("a" * (10 * longest), context_tokens=10)) > 10
-    )  # the request's check refuses these
+    with pytest.raises(ContextLengthExceeded, match="more than the context"):  # encoded, then refused
+        await desk.encode_text("a" * (10 * longest), context_tokens=10)
+    count = len(tokenizer.encode("a b c"))
+    assert len(await desk.encode_text("a b c", context_tokens=count)) == count
+    with pytest.raises(ContextLengthExceeded):
+        await desk.encode_text("a b c", context_tokens=count - 1)
     tokenizer.__class__ = Never
     with pytest.raises(ContextLengthExceeded):
         await desk.encode_text("a" * (10 * longest + 1), context_tokens=10)
