@@ -11,13 +11,14 @@
 
 namespace experts {
 
-constexpr int kTile = 4;         // activations that share one pass over the codes
-constexpr int kChains = 8;       // chains of a dot; also the groups of one vector step
-constexpr int kGateRows = 64;    // intermediate elements of one gate-up unit: whole groups of either format
+constexpr int kTile = 4;       // activations that share one pass over the codes
+constexpr int kChains = 8;     // chains of a dot; also the groups of one vector step
+constexpr int kGateRows = 64;  // intermediate elements of one gate-up unit: whole groups of either format
 
 // A quantised activation row, made for one pass of dots:
-//   int8 q in blocks of 128 elements that match 64 bytes of codes: first the 64 elements of the low nibbles, then those of
-//   the high ones; fp32 scale per group; int32 8 * sum(q) per group. Padded with zeros to a multiple of eight groups.
+//   int8 q in blocks of 128 elements that match 64 bytes of codes: first the 64 elements of the low nibbles, then those
+//   of the high ones; fp32 scale per group; int32 8 * sum(q) per group. Padded with zeros to a multiple of eight
+//   groups.
 struct Shape {
   int k, group, groups, padded_groups;
   int scale_offset, correction_offset, bytes;  // inside the row
@@ -31,7 +32,7 @@ struct Shape {
     s.bytes = (s.correction_offset + 4 * s.padded_groups + 63) / 64 * 64;
     return s;
   }
-  int code_bytes() const { return k / 2; }     // of a weight row
+  int code_bytes() const { return k / 2; }  // of a weight row
   int scale_bytes() const { return 2 * groups; }
   // Where element j (0..G-1) of a group has its q.
   int q_offset(int g, int j) const {

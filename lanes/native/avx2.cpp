@@ -1,8 +1,9 @@
 // docs/expert-arithmetic.md with AVX2, FMA and F16C: desks and older servers. The fp32 records of the AVX-512 path too.
 //
-// One step takes eight groups of one weight row and ends in one vector whose lane c is chain c. maddubs adds two products
-// of a nibble and an int8, at most 2 * 15 * 127 = 3,810; low and high nibbles together are at most 7,620, and after one
-// pairwise madd 15,240, which fits 16 bits and can be packed again (30,480 after the next): nothing saturates.
+// One step takes eight groups of one weight row and ends in one vector whose lane c is chain c. maddubs adds two
+// products of a nibble and an int8, at most 2 * 15 * 127 = 3,810; low and high nibbles together are at most 7,620, and
+// after one pairwise madd 15,240, which fits 16 bits and can be packed again (30,480 after the next): nothing
+// saturates.
 //
 // Invariant: loads touch no byte behind a row's last code or scale.
 #include "arithmetic.h"
@@ -21,7 +22,8 @@ constexpr int kAhead = 2048;  // bytes of codes prefetched ahead
 
 INLINE __m256i load(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
 
-// Adjacent 16-bit lanes added to 32 bits, of a in the low half of each 128-bit lane of the result and of b in the high one.
+// Adjacent 16-bit lanes added to 32 bits, of a in the low half of each 128-bit lane of the result and of b in the high
+// one.
 INLINE __m256i merge(__m256i a, __m256i b) {
   const __m256i ones = _mm256_set1_epi16(1);
   return _mm256_packs_epi32(_mm256_madd_epi16(a, ones), _mm256_madd_epi16(b, ones));
@@ -56,7 +58,8 @@ INLINE __m256i group_sums(const uint8_t* codes, int left, const uint8_t* q) {
     const __m256i g45 = merge(products<Whole>(codes, left, q, 4), products<Whole>(codes, left, q, 5));
     const __m256i g67 = merge(products<Whole>(codes, left, q, 6), products<Whole>(codes, left, q, 7));
     const __m256i g4567 = _mm256_madd_epi16(merge(g45, g67), ones);
-    return _mm256_add_epi32(_mm256_permute2x128_si256(g0123, g4567, 0x20), _mm256_permute2x128_si256(g0123, g4567, 0x31));
+    return _mm256_add_epi32(_mm256_permute2x128_si256(g0123, g4567, 0x20),
+                            _mm256_permute2x128_si256(g0123, g4567, 0x31));
   } else {
     // Vector v is group 2v in its low 128-bit lane and group 2v + 1 in its high one.
     const __m256i v01 = merge(products<Whole>(codes, left, q, 0), products<Whole>(codes, left, q, 1));
@@ -89,7 +92,8 @@ INLINE float tree(__m256 a) {
 
 template <int G, int Tile>
 TARGET void dots_tile(const Shape& s, const RowPairs& rows, const uint8_t* const* activations, const DotsOut& out) {
-  const int64_t code_stride = int64_t{rows.stride} * s.code_bytes(), scale_stride = int64_t{rows.stride} * s.scale_bytes();
+  const int64_t code_stride = int64_t{rows.stride} * s.code_bytes(),
+                scale_stride = int64_t{rows.stride} * s.scale_bytes();
   const int whole = s.groups / kChains * kChains;
   for (int i = 0; i < rows.count; ++i) {
     const uint8_t *a = rows.codes_a + i * code_stride, *b = rows.codes_b + i * code_stride;
@@ -120,10 +124,14 @@ template <int G>
 TARGET void dots_group(const Shape& s, const RowPairs& rows, const uint8_t* const* activations, int tile,
                        const DotsOut& out) {
   switch (tile) {
-    case 1: return dots_tile<G, 1>(s, rows, activations, out);
-    case 2: return dots_tile<G, 2>(s, rows, activations, out);
-    case 3: return dots_tile<G, 3>(s, rows, activations, out);
-    default: return dots_tile<G, 4>(s, rows, activations, out);
+    case 1:
+      return dots_tile<G, 1>(s, rows, activations, out);
+    case 2:
+      return dots_tile<G, 2>(s, rows, activations, out);
+    case 3:
+      return dots_tile<G, 3>(s, rows, activations, out);
+    default:
+      return dots_tile<G, 4>(s, rows, activations, out);
   }
 }
 
@@ -181,7 +189,8 @@ TARGET void quantise(const Shape& s, int first, int count, const float* x, uint8
 INLINE __m256 exp_of(__m256 x) {
   // The second operand is what max and min return when either is NaN.
   x = _mm256_min_ps(_mm256_set1_ps(88.0f), _mm256_max_ps(_mm256_set1_ps(-87.0f), x));
-  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(kLog2e)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m256 n =
+      _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(kLog2e)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(kLn2High), x);
   r = _mm256_fmadd_ps(n, _mm256_set1_ps(kLn2Low), r);
   __m256 p = _mm256_set1_ps(kExp[0]);

@@ -1,12 +1,12 @@
 // docs/expert-arithmetic.md with AVX-512 and VNNI: the path of servers.
 //
-// One step takes eight groups of two weight rows (a, b) and ends in one vector whose lane c is chain c of row a and lane
-// 8 + c chain c of row b, so the canonical order costs one fma a step:
+// One step takes eight groups of two weight rows (a, b) and ends in one vector whose lane c is chain c of row a and
+// lane 8 + c chain c of row b, so the canonical order costs one fma a step:
 //
 //   64 code bytes --and, shift--> low and high nibbles --dpbusd with q--> 16 partial sums of four low and four high
 //   products, at most 8 * 15 * 127 = 15,240, which fits 16 bits: two such vectors are packed to 16 bits and adjacent
-//   lanes added by madd with ones (two instructions; a shuffle and an add in 32 bits take three). A second round fits as
-//   well (30,480). What is left are sums of 128-bit lanes, which the last shuffle brings into group order.
+//   lanes added by madd with ones (two instructions; a shuffle and an add in 32 bits take three). A second round fits
+//   as well (30,480). What is left are sums of 128-bit lanes, which the last shuffle brings into group order.
 //
 // Invariant: loads touch no byte behind a row's last code or scale (masked in the last step).
 #include "arithmetic.h"
@@ -25,15 +25,13 @@
 namespace experts {
 namespace {
 
-constexpr int kAhead = 4096;       // bytes of codes prefetched ahead: a page, further than the hardware looks
+constexpr int kAhead = 4096;  // bytes of codes prefetched ahead: a page, further than the hardware looks
 constexpr int kScalesAhead = 512;
 
 template <int G>
 constexpr int kVectors = G / 16;  // 64-byte vectors of codes per row and step
 
-INLINE __m512i merge(__m512i a, __m512i b) {
-  return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
-}
+INLINE __m512i merge(__m512i a, __m512i b) { return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1)); }
 
 // The nibbles of one row's step.
 template <int G>
@@ -63,15 +61,18 @@ INLINE __m512i products(const Nibbles<G>& n, const uint8_t* q, int v) {
 template <int G>
 INLINE __m512i group_sums(const Nibbles<G>& a, const Nibbles<G>& b, const uint8_t* q) {
   if constexpr (G == 64) {
-    const __m512i x = merge(merge(products<G>(a, q, 0), products<G>(a, q, 1)), merge(products<G>(a, q, 2), products<G>(a, q, 3)));
-    const __m512i y = merge(merge(products<G>(b, q, 0), products<G>(b, q, 1)), merge(products<G>(b, q, 2), products<G>(b, q, 3)));
+    const __m512i x =
+        merge(merge(products<G>(a, q, 0), products<G>(a, q, 1)), merge(products<G>(a, q, 2), products<G>(a, q, 3)));
+    const __m512i y =
+        merge(merge(products<G>(b, q, 0), products<G>(b, q, 1)), merge(products<G>(b, q, 2), products<G>(b, q, 3)));
     // Vector v holds group 2v in its 128-bit lanes 0, 1 and group 2v + 1 in 2, 3; lane l of x is [v0, v1, v2, v3].
     const __m512i first = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27);
     const __m512i second = _mm512_setr_epi32(4, 12, 5, 13, 6, 14, 7, 15, 20, 28, 21, 29, 22, 30, 23, 31);
     return _mm512_add_epi32(_mm512_permutex2var_epi32(x, first, y), _mm512_permutex2var_epi32(x, second, y));
   } else {
     // Vector v holds group 4v + l in its 128-bit lane l; lane l of the merged vector is [a v0, a v1, b v0, b v1].
-    const __m512i x = merge(merge(products<G>(a, q, 0), products<G>(a, q, 1)), merge(products<G>(b, q, 0), products<G>(b, q, 1)));
+    const __m512i x =
+        merge(merge(products<G>(a, q, 0), products<G>(a, q, 1)), merge(products<G>(b, q, 0), products<G>(b, q, 1)));
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), x);
   }
 }
@@ -98,7 +99,8 @@ INLINE void step(const Shape& s, int g, const uint8_t* const* codes, const uint8
     const __m512i sums = group_sums<G>(a, b, row + g * G);
     const __m512i corrections =
         _mm512_broadcast_i32x8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + s.correction_offset + 4 * g)));
-    const __m512 xs = _mm512_broadcast_f32x8(_mm256_loadu_ps(reinterpret_cast<const float*>(row + s.scale_offset + 4 * g)));
+    const __m512 xs =
+        _mm512_broadcast_f32x8(_mm256_loadu_ps(reinterpret_cast<const float*>(row + s.scale_offset + 4 * g)));
     const __m512 d = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, corrections));
     chains[m] = _mm512_fmadd_ps(d, _mm512_mul_ps(w, xs), chains[m]);
   }
@@ -106,7 +108,8 @@ INLINE void step(const Shape& s, int g, const uint8_t* const* codes, const uint8
 
 template <int G, int Tile>
 TARGET void dots_tile(const Shape& s, const RowPairs& rows, const uint8_t* const* activations, const DotsOut& out) {
-  const int64_t code_stride = int64_t{rows.stride} * s.code_bytes(), scale_stride = int64_t{rows.stride} * s.scale_bytes();
+  const int64_t code_stride = int64_t{rows.stride} * s.code_bytes(),
+                scale_stride = int64_t{rows.stride} * s.scale_bytes();
   const int whole = s.groups / kChains * kChains;
   for (int i = 0; i < rows.count; ++i) {
     const uint8_t* const codes[2] = {rows.codes_a + i * code_stride, rows.codes_b + i * code_stride};
@@ -144,10 +147,14 @@ template <int G>
 TARGET void dots_group(const Shape& s, const RowPairs& rows, const uint8_t* const* activations, int tile,
                        const DotsOut& out) {
   switch (tile) {
-    case 1: return dots_tile<G, 1>(s, rows, activations, out);
-    case 2: return dots_tile<G, 2>(s, rows, activations, out);
-    case 3: return dots_tile<G, 3>(s, rows, activations, out);
-    default: return dots_tile<G, 4>(s, rows, activations, out);
+    case 1:
+      return dots_tile<G, 1>(s, rows, activations, out);
+    case 2:
+      return dots_tile<G, 2>(s, rows, activations, out);
+    case 3:
+      return dots_tile<G, 3>(s, rows, activations, out);
+    default:
+      return dots_tile<G, 4>(s, rows, activations, out);
   }
 }
 
@@ -165,7 +172,8 @@ TARGET void quantise(const Shape& s, int first, int count, const float* x, uint8
     const __m512 reciprocal = _mm512_set1_ps(scale.reciprocal);
     __m512i sum = _mm512_setzero_si512();
     for (int j = 0; j < s.group; j += 16) {
-      const __m512i q = scale.usable ? _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + j), reciprocal)) : _mm512_setzero_si512();
+      const __m512i q =
+          scale.usable ? _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + j), reciprocal)) : _mm512_setzero_si512();
       sum = _mm512_add_epi32(sum, q);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(row + s.q_offset(g, j)), _mm512_cvtepi32_epi8(q));
     }
@@ -176,7 +184,8 @@ TARGET void quantise(const Shape& s, int first, int count, const float* x, uint8
 INLINE __m512 exp_of(__m512 x) {
   // The second operand is what max and min return when either is NaN.
   x = _mm512_min_ps(_mm512_set1_ps(88.0f), _mm512_max_ps(_mm512_set1_ps(-87.0f), x));
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(kLog2e)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 n =
+      _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(kLog2e)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(kLn2High), x);
   r = _mm512_fmadd_ps(n, _mm512_set1_ps(kLn2Low), r);
   __m512 p = _mm512_set1_ps(kExp[0]);

@@ -1,14 +1,10 @@
-// The C ABI of experts.h: checks every argument, then cuts a call into units for the pool.
-// Not here: arithmetic (scalar.cpp, avx2.cpp, avx512.cpp) and threads (pool.cpp).
+// expert_pool_* and expert_run of experts.h: checks every argument, then cuts the call into units for the pool.
+// Not here: arithmetic (scalar.cpp, avx2.cpp, avx512.cpp), threads (pool.cpp), combine and read (rows.cpp).
 //
 // Units of expert_run, in the order they are taken: gate-up units of every job (kGateRows intermediate elements each,
 // quantised on the spot), then down units of every job. A down unit waits for its job's gate-up units, which were all
 // taken earlier, so waiting always ends and no barrier is needed between the two halves.
-#include "experts.h"
-
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
 #include <new>
 #include <system_error>
 #include <vector>
@@ -17,64 +13,20 @@
 #endif
 
 #include "arithmetic.h"
+#include "handle.h"
 #include "pool.h"
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
 
 using namespace experts;
 
 namespace {
 
-constexpr int32_t kMaxSize = 1 << 17;    // of H and I
-constexpr int32_t kMaxRows = 1 << 24;
-constexpr int32_t kMaxJobs = 1 << 20;
-constexpr int kDownRows = 128;           // hidden elements of one down unit
-constexpr int kBatchPairs = 4096;        // pairs whose intermediates are held at once: bounds the scratch memory
-constexpr int kRowsInline = 8;           // activations the caller quantises alone rather than waking anybody
-
-struct Buffer {
-  uint8_t* data = nullptr;
-  size_t bytes = 0;
-  ~Buffer() { std::free(data); }
-  uint8_t* at_least(size_t wanted) {
-    if (wanted > bytes) {
-      std::free(data);
-      bytes = 0;
-      wanted = (wanted + 4095) / 4096 * 4096;
-      data = static_cast<uint8_t*>(std::aligned_alloc(4096, wanted));
-      if (!data) throw std::bad_alloc();
-      bytes = wanted;
-    }
-    return data;
-  }
-};
-
-int group_of(const expert_layout& l) { return l.format == 2 ? 64 : l.format == 3 ? 32 : 0; }
-
-bool part_fits(const expert_layout& l, int64_t offset, int64_t bytes, int64_t alignment) {
-  return offset >= 0 && offset % alignment == 0 && bytes <= l.record_bytes && offset <= l.record_bytes - bytes;
-}
-
-bool valid(const expert_layout* l) {
-  if (!l || l->format < 1 || l->format > 3 || l->hidden < 1 || l->hidden > kMaxSize || l->intermediate < 1 ||
-      l->intermediate > kMaxSize)
-    return false;
-  const int64_t h = l->hidden, i = l->intermediate;
-  const int group = group_of(*l);
-  if (!group) return part_fits(*l, l->gate_up_codes, 8 * i * h, 4) && part_fits(*l, l->down_codes, 4 * h * i, 4);
-  return h % group == 0 && i % group == 0 && part_fits(*l, l->gate_up_codes, i * h, 1) &&
-         part_fits(*l, l->down_codes, h * i / 2, 1) && part_fits(*l, l->gate_up_scales, 4 * i * (h / group), 2) &&
-         part_fits(*l, l->down_scales, 2 * h * (i / group), 2);
-}
-
-bool valid(int32_t jobs, const uint8_t* const* records) {
-  if (jobs < 0 || jobs > kMaxJobs || (jobs && !records)) return false;
-  return std::all_of(records, records + jobs, [](const uint8_t* r) { return r && reinterpret_cast<uintptr_t>(r) % 4 == 0; });
-}
+constexpr int kDownRows = 128;     // hidden elements of one down unit
+constexpr int kBatchPairs = 4096;  // pairs whose intermediates are held at once: bounds the scratch memory
+constexpr int kRowsInline = 8;     // activations the caller quantises alone rather than waking anybody
 
 struct Job {
   const uint8_t* record;
-  int first, pairs;  // pairs are relative to the batch
+  int first, pairs;               // pairs are relative to the batch
   std::atomic<uint32_t> left{0};  // gate-up units not yet done
 
   Job(const uint8_t* record, int first, int pairs) : record(record), first(first), pairs(pairs) {}
@@ -197,8 +149,9 @@ void expert_unit(void* opaque, uint32_t unit) {
 
 bool has_avx512() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
 #else
   return false;
 #endif
@@ -216,24 +169,22 @@ bool has_avx2() {
 
 }  // namespace
 
-struct expert_pool {
-  const Isa* isa;
-  Pool pool;
-  Buffer x_rows, mid_rows;
-
-  expert_pool(const Isa* isa, const int32_t* cores, int32_t n) : isa(isa), pool(cores, n) {}
-};
-
 EXPORT int32_t expert_best_isa(void) { return has_avx2() ? has_avx512() ? 3 : 2 : 1; }
 
 EXPORT const char* expert_error_text(int code) {
   switch (code) {
-    case EXPERT_OK: return "no error";
-    case EXPERT_BAD_ARGUMENT: return "an argument is out of bounds";
-    case EXPERT_NO_MEMORY: return "out of memory";
-    case EXPERT_NO_THREAD: return "a thread could not be started";
-    case EXPERT_NO_ISA: return "this CPU lacks the instruction set asked for";
-    default: return "unknown error code";
+    case EXPERT_OK:
+      return "no error";
+    case EXPERT_BAD_ARGUMENT:
+      return "an argument is out of bounds";
+    case EXPERT_NO_MEMORY:
+      return "out of memory";
+    case EXPERT_NO_THREAD:
+      return "a thread could not be started";
+    case EXPERT_NO_ISA:
+      return "this CPU lacks the instruction set asked for";
+    default:
+      return "unknown error code";
   }
 }
 
@@ -298,7 +249,7 @@ EXPORT int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jo
     for (int32_t done = 0, j = 0; done < pairs;) {
       run.jobs.clear();
       int batch = 0;
-      for (; j < jobs && batch < kBatchPairs; ) {
+      for (; j < jobs && batch < kBatchPairs;) {
         const int start = std::max(done + batch, row_offsets[j]);
         const int take = std::min(row_offsets[j + 1] - start, kBatchPairs - batch);
         if (take) run.jobs.emplace_back(records[j], batch, take);
@@ -314,84 +265,5 @@ EXPORT int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jo
   } catch (const std::bad_alloc&) {
     return EXPERT_NO_MEMORY;
   }
-  return EXPERT_OK;
-}
-
-namespace {
-
-struct Combine {
-  const Isa* isa;
-  int32_t k, hidden, rows;
-  const int32_t* pair_index;
-  const float *weights, *y;
-  float* out;
-};
-
-constexpr int32_t kMaxChosen = 1024;      // K
-constexpr int kCombineRows = 8;           // of one unit
-
-void combine_unit(void* opaque, uint32_t unit) {
-  const Combine& c = *static_cast<const Combine*>(opaque);
-  const float* y[kMaxChosen];
-  const int first = static_cast<int>(unit) * kCombineRows, end = std::min(first + kCombineRows, c.rows);
-  for (int r = first; r < end; ++r) {
-    for (int i = 0; i < c.k; ++i) y[i] = c.y + int64_t{c.pair_index[int64_t{r} * c.k + i]} * c.hidden;
-    c.isa->combine(c.k, c.hidden, c.weights + int64_t{r} * c.k, y, c.out + int64_t{r} * c.hidden);
-  }
-}
-
-struct Read {
-  const Isa* isa;
-  const uint8_t* const* records;
-  int64_t parts[4][2];  // offset, bytes
-  int units;            // per record
-  std::atomic<uint64_t> sum{0};
-};
-
-void read_unit(void* opaque, uint32_t unit) {
-  Read& r = *static_cast<Read*>(opaque);
-  const uint8_t* record = r.records[unit / r.units];
-  const int64_t piece = unit % r.units;
-  uint64_t sum = 0;
-  for (const auto& [offset, bytes] : r.parts) {
-    const int64_t lines = bytes / 64, from = lines * piece / r.units, to = lines * (piece + 1) / r.units;
-    sum ^= r.isa->read(record + offset + 64 * from, 64 * (to - from));
-  }
-  r.sum.fetch_xor(sum, std::memory_order_relaxed);
-}
-
-}  // namespace
-
-EXPORT int expert_combine(expert_pool* pool, int32_t rows, int32_t k, int32_t hidden, const int32_t* pair_index,
-                          int32_t pairs, const float* weights, const float* y, float* out) {
-  if (!pool || rows < 0 || rows > kMaxRows || k < 1 || k > kMaxChosen || hidden < 1 || hidden > kMaxSize || pairs < 0)
-    return EXPERT_BAD_ARGUMENT;
-  if (!rows) return EXPERT_OK;
-  if (!pair_index || !weights || !y || !out) return EXPERT_BAD_ARGUMENT;
-  for (int64_t i = 0; i < int64_t{rows} * k; ++i)
-    if (pair_index[i] < 0 || pair_index[i] >= pairs) return EXPERT_BAD_ARGUMENT;
-  Combine run{pool->isa, k, hidden, rows, pair_index, weights, y, out};
-  const std::lock_guard<std::mutex> alone(pool->pool.callers);
-  pool->pool.run(combine_unit, &run, (rows + kCombineRows - 1) / kCombineRows);
-  return EXPERT_OK;
-}
-
-EXPORT int expert_read(expert_pool* pool, const expert_layout* layout, int32_t jobs, const uint8_t* const* records,
-                       uint64_t* sum) {
-  if (!pool || !valid(layout) || !valid(jobs, records) || !sum) return EXPERT_BAD_ARGUMENT;
-  const int64_t h = layout->hidden, i = layout->intermediate;
-  const int group = group_of(*layout);
-  Read run{pool->isa, records, {}, 16};
-  if (group) {
-    const int64_t parts[4][2] = {{layout->gate_up_codes, i * h}, {layout->gate_up_scales, 4 * i * (h / group)},
-                                 {layout->down_codes, i * h / 2}, {layout->down_scales, 2 * h * (i / group)}};
-    memcpy(run.parts, parts, sizeof parts);
-  } else {
-    const int64_t parts[4][2] = {{layout->gate_up_codes, 8 * i * h}, {layout->down_codes, 4 * i * h}, {0, 0}, {0, 0}};
-    memcpy(run.parts, parts, sizeof parts);
-  }
-  const std::lock_guard<std::mutex> alone(pool->pool.callers);
-  pool->pool.run(read_unit, &run, static_cast<uint32_t>(jobs) * run.units);
-  *sum = run.sum.load();
   return EXPERT_OK;
 }

@@ -12,11 +12,11 @@ extern "C" {
 #endif
 
 typedef struct {
-  int32_t format;            // 1 f32, 2 q4g64, 3 q4g32
-  int32_t hidden;            // H
-  int32_t intermediate;      // I
+  int32_t format;        // 1 f32, 2 q4g64, 3 q4g32
+  int32_t hidden;        // H
+  int32_t intermediate;  // I
   int32_t reserved;
-  int64_t gate_up_codes;     // byte offsets inside a record, as shared_experts/layout.py computes them
+  int64_t gate_up_codes;  // byte offsets inside a record, as shared_experts/layout.py computes them
   int64_t down_codes;
   int64_t gate_up_scales;
   int64_t down_scales;
@@ -44,8 +44,8 @@ int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jobs, con
 
 // out[r, :] = sum over k in ascending order of fma(weights[r, k], y[pair_index[r, k], :], acc), acc from +0.
 // The caller orders k by ascending expert id. pair_index int32 [rows, K], weights fp32 [rows, K].
-int expert_combine(expert_pool* pool, int32_t rows, int32_t k, int32_t hidden, const int32_t* pair_index,
-                   int32_t pairs, const float* weights, const float* y, float* out);
+int expert_combine(expert_pool* pool, int32_t rows, int32_t k, int32_t hidden, const int32_t* pair_index, int32_t pairs,
+                   const float* weights, const float* y, float* out);
 
 // Reads the records' codes and scales in whole 64-byte lines, in the order expert_run does, and computes nothing: the
 // rate at which this pool can read memory. `sum` receives the XOR of what was read as 64-bit words.

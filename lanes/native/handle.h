@@ -1,0 +1,69 @@
+// What stands behind an expert_pool, and the argument checks that every call shares.
+// Not here: the calls. Invariant: whatever passes these checks cannot make a call read outside a record.
+#pragma once
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+#include "arithmetic.h"
+#include "experts.h"
+#include "pool.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace experts {
+
+constexpr int32_t kMaxSize = 1 << 17;  // of H and I
+constexpr int32_t kMaxRows = 1 << 24;
+constexpr int32_t kMaxJobs = 1 << 20;
+
+struct Buffer {
+  uint8_t* data = nullptr;
+  size_t bytes = 0;
+  ~Buffer() { std::free(data); }
+  uint8_t* at_least(size_t wanted) {
+    if (wanted > bytes) {
+      std::free(data);
+      bytes = 0;
+      wanted = (wanted + 4095) / 4096 * 4096;
+      data = static_cast<uint8_t*>(std::aligned_alloc(4096, wanted));
+      if (!data) throw std::bad_alloc();
+      bytes = wanted;
+    }
+    return data;
+  }
+};
+
+inline int group_of(const expert_layout& l) { return l.format == 2 ? 64 : l.format == 3 ? 32 : 0; }
+
+inline bool part_fits(const expert_layout& l, int64_t offset, int64_t bytes, int64_t alignment) {
+  return offset >= 0 && offset % alignment == 0 && bytes <= l.record_bytes && offset <= l.record_bytes - bytes;
+}
+
+inline bool valid(const expert_layout* l) {
+  if (!l || l->format < 1 || l->format > 3 || l->hidden < 1 || l->hidden > kMaxSize || l->intermediate < 1 ||
+      l->intermediate > kMaxSize)
+    return false;
+  const int64_t h = l->hidden, i = l->intermediate;
+  const int group = group_of(*l);
+  if (!group) return part_fits(*l, l->gate_up_codes, 8 * i * h, 4) && part_fits(*l, l->down_codes, 4 * h * i, 4);
+  return h % group == 0 && i % group == 0 && part_fits(*l, l->gate_up_codes, i * h, 1) &&
+         part_fits(*l, l->down_codes, h * i / 2, 1) && part_fits(*l, l->gate_up_scales, 4 * i * (h / group), 2) &&
+         part_fits(*l, l->down_scales, 2 * h * (i / group), 2);
+}
+
+inline bool valid(int32_t jobs, const uint8_t* const* records) {
+  if (jobs < 0 || jobs > kMaxJobs || (jobs && !records)) return false;
+  return std::all_of(records, records + jobs,
+                     [](const uint8_t* r) { return r && reinterpret_cast<uintptr_t>(r) % 4 == 0; });
+}
+
+}  // namespace experts
+
+struct expert_pool {
+  const experts::Isa* isa;
+  experts::Pool pool;
+  experts::Buffer x_rows, mid_rows;
+
+  expert_pool(const experts::Isa* isa, const int32_t* cores, int32_t n) : isa(isa), pool(cores, n) {}
+};
