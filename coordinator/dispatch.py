@@ -12,6 +12,7 @@ gets exactly one end, whatever dies; nothing is sent twice: only a request that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -189,18 +190,20 @@ class Dispatcher:
 
     async def _read_lane(self, run: _Run, client: LaneClient) -> None:
         generation = run.generation
-        async for event in client.generate(generation.request.to_wire()):
-            match event:
-                case LaneAccepted():
-                    generation.begin(run.seat.lane)
-                case LaneTokens(tokens):
-                    if not generation.push(tokens):
-                        self._finish(run, SlowReader("the client stopped reading"))
-                        generation.cancel_wanted.set()
-                case LaneFinished(reason=lane_pb2.FINISH_REASON_ERROR):
-                    self._finish(run, LaneFailed(f"{run.seat.lane} failed: {event.error_code or 'no reason given'}"))
-                case LaneFinished():
-                    self._finish(run, Ended(event.reason, event.usage, event.counters))
+        async with contextlib.aclosing(client.generate(generation.request.to_wire())) as events:
+            async for event in events:
+                match event:
+                    case LaneAccepted():
+                        generation.begin(run.seat.lane)
+                    case LaneTokens(tokens):
+                        if not generation.push(tokens):
+                            self._finish(run, SlowReader("the client stopped reading"))
+                            generation.cancel_wanted.set()
+                    case LaneFinished(reason=lane_pb2.FINISH_REASON_ERROR):
+                        reason = event.error_code or "no reason given"
+                        self._finish(run, LaneFailed(f"{run.seat.lane} failed: {reason}"))
+                    case LaneFinished():
+                        self._finish(run, Ended(event.reason, event.usage, event.counters))
 
     def _on_unavailable(self, run: _Run, error: Exception) -> None:
         """The lane refused, or it or the connection went away."""

@@ -7,7 +7,7 @@ this file as a `LaneError`; cancelling the reader of `generate` ends the call, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -86,7 +86,7 @@ class LaneClient:
             raise LaneRejected(f"{self.name} speaks protocol {reply.protocol_version}, not {PROTOCOL_VERSION}")
         return reply
 
-    async def generate(self, request: lane_pb2.GenerateRequest) -> AsyncIterator[LaneEvent]:
+    async def generate(self, request: lane_pb2.GenerateRequest) -> AsyncGenerator[LaneEvent, None]:
         """Events in order. Ends after `LaneFinished`; raises `LaneLost` when the stream ends without one."""
         call = self._stream(self._stub.Generate, request)
         try:
@@ -117,7 +117,7 @@ class LaneClient:
         reply: lane_pb2.CancelReply = await self._call(self._stub.Cancel, request)
         return reply.found
 
-    async def watch(self) -> AsyncIterator[lane_pb2.LaneStatus]:
+    async def watch(self) -> AsyncGenerator[lane_pb2.LaneStatus, None]:
         """The lane's status, now and after every change, at least once a second."""
         call = self._stream(self._stub.Watch, lane_pb2.WatchRequest())
         try:
