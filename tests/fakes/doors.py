@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import functools
 import json
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ VOCAB_SIZE = 384
 def tokenizer_dir() -> Path:
     """A directory with a small tokenizer; made once per process."""
     directory = Path(tempfile.mkdtemp(prefix="expressway-tokenizer-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     write_tokenizer(directory, VOCAB_SIZE)
     return directory
 

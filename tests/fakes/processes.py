@@ -97,6 +97,12 @@ class Host:
         self._processes.append(process)
         return process
 
+    def forget(self, process: Process) -> None:
+        """A process that has ended, and its log, as if it had never been."""
+        process.close()
+        self._processes.remove(process)
+        process.log.unlink()
+
     def owner(self) -> Process:
         """An owner, region ready."""
         process = self.start("shared_experts", "own", "--pack", str(self.pack), "--run-dir", str(self.run))

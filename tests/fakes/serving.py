@@ -56,10 +56,11 @@ def wait_for(condition, limit_s: float = END_LIMIT_S) -> None:
 class Served:
     """A cluster that serves. `pids` and `cluster` are read anew on every access."""
 
-    def __init__(self, pack: Path, *options: object) -> None:
+    def __init__(self, pack: Path, *options: object, **environ: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="exw-", dir="/tmp"))  # short: sockets lie in it
         (self.folder / "run").mkdir(mode=0o700)
-        self.env = {**os.environ, "XDG_RUNTIME_DIR": f"{self.folder}/run", "XDG_STATE_HOME": f"{self.folder}/state"}
+        xdg = {"XDG_RUNTIME_DIR": f"{self.folder}/run", "XDG_STATE_HOME": f"{self.folder}/state"}
+        self.env = {**os.environ, **xdg, **environ}
         self.grpc = f"unix:{self.folder}/grpc.sock"
         argv = [sys.executable, "-m", "coordinator.cli", "serve", pack, "--ready-json", "--http", "127.0.0.1:0",
                 "--grpc", self.grpc, *options]  # fmt: skip
