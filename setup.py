@@ -1,4 +1,4 @@
-"""Builds the two native libraries; everything else about the package stands in pyproject.toml.
+"""Builds the native libraries; everything else about the package stands in pyproject.toml.
 
 They are plain shared objects with a C ABI, loaded with ctypes. Without a C++ compiler the installation still
 succeeds (`optional`), and loading says what to install.
@@ -24,4 +24,10 @@ def native(package: str, name: str) -> Extension:
     )
 
 
-setup(ext_modules=[native("lanes.native", "libexperts"), native("shared_experts.native", "libquantise")])
+LIBRARIES = {
+    "lanes.native": "libexperts",
+    "shared_experts.native": "libquantise",
+    "shared_experts.native_rows": "librows",
+}
+
+setup(ext_modules=[native(package, name) for package, name in LIBRARIES.items()])

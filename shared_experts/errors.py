@@ -3,7 +3,10 @@
     SharedExpertsError            code               retryable
     ├── CheckpointError           bad_checkpoint     no    a source checkpoint is refused
     ├── PackError                 bad_pack           no    a pack is refused
-    ├── NoSpace                   no_space           yes   a conversion would not fit on the target's disk
+    ├── NoSpace                   no_space           yes   a conversion does not fit on the target's disk
+    ├── StorageError              storage            yes   a disk refused to read or write
+    ├── ConversionBusy            conversion_busy    yes   another conversion to the same target is running
+    ├── NgramReadError            ngram_read         no    rows of an n-gram table cannot be read from their file
     ├── NativeMissing             native_missing     no    the native library was not built
     ├── OutputExists              output_exists      no    the target of a conversion is already there
     └── RegionError               region             no    the shared region cannot be made or attached
@@ -47,6 +50,16 @@ class PackError(SharedExpertsError):
         super().__init__(f"{file}: {reason}" if section is None else f"{file}: section {section!r}: {reason}")
 
 
+class NgramReadError(SharedExpertsError):
+    """Rows of an n-gram table cannot be read: names the file, the table, the place in the file and the reason."""
+
+    code = "ngram_read"
+
+    def __init__(self, file: str | PathLike[str], layer: int, offset: int, reason: str) -> None:
+        self.file, self.layer, self.offset, self.reason = str(file), layer, offset, reason
+        super().__init__(f"{file}: section 'ngram.{layer}': at byte {offset}: {reason}")
+
+
 class OutputExists(SharedExpertsError):
     """The target of a conversion is already there; packs are never overwritten."""
 
@@ -54,9 +67,23 @@ class OutputExists(SharedExpertsError):
 
 
 class NoSpace(SharedExpertsError):
-    """A conversion would not fit on the target's disk; nothing was written."""
+    """A conversion does not fit on the target's disk; what is written of it stays for the next attempt."""
 
     code = "no_space"
+    retryable = True
+
+
+class StorageError(SharedExpertsError):
+    """A disk refused to read or write; finished sections of a conversion stay for the next attempt."""
+
+    code = "storage"
+    retryable = True
+
+
+class ConversionBusy(SharedExpertsError):
+    """Another conversion to the same target is running."""
+
+    code = "conversion_busy"
     retryable = True
 
 

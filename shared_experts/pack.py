@@ -18,9 +18,19 @@ from pathlib import Path
 
 from shared_experts import limits
 from shared_experts.errors import PackError
-from shared_experts.manifest import DENSE_FILE, EXPERTS_FILE, FILE_NAME, NGRAM_FILE, Manifest, Section, decode
+from shared_experts.manifest import (
+    DENSE_FILE,
+    EXPERTS_FILE,
+    FILE_NAME,
+    NGRAM_FILE,
+    Manifest,
+    NgramInfo,
+    Section,
+    decode,
+)
 from shared_experts.ngram import NgramTable
 from shared_experts.qwen4_exp import TextConfig
+from shared_experts.row_reader import DEFAULT_CACHE_BYTES, RowReader
 from shared_experts.safetensors_reader import SafetensorsFile, TensorInfo, open_regular
 
 Progress = Callable[[str, int, int], None]  # (what, bytes done, bytes in all)
@@ -59,6 +69,7 @@ class Pack:
 
     def __init__(self, path: Path, manifest: Manifest, descriptors: dict[str, int]) -> None:
         self.path, self.manifest, self._descriptors = path, manifest, descriptors
+        self._readers: list[RowReader] = []
 
     @classmethod
     def open(cls, path: Path | str) -> Pack:
@@ -82,6 +93,8 @@ class Pack:
 
     def close(self) -> None:
         """Closes the files; twice is once."""
+        while self._readers:
+            self._readers.pop().close()
         descriptors, self._descriptors = self._descriptors, {}
         for descriptor in descriptors.values():
             os.close(descriptor)
@@ -102,9 +115,19 @@ class Pack:
 
     def ngram(self, layer: int) -> NgramTable:
         """The n-gram table of a 0-based decoder layer, valid while the pack is open; KeyError where there is none."""
+        return NgramTable(self._descriptors[NGRAM_FILE], self._table(layer), self.path / NGRAM_FILE)
+
+    def row_reader(self, layer: int, cache_bytes: int = DEFAULT_CACHE_BYTES) -> RowReader:
+        """The same table read ahead through a cache; closed with the pack; KeyError where there is none."""
+        descriptor, info = self._descriptors[NGRAM_FILE], self._table(layer)
+        reader = RowReader(descriptor, info, self.path / NGRAM_FILE, cache_bytes=cache_bytes)
+        self._readers.append(reader)
+        return reader
+
+    def _table(self, layer: int) -> NgramInfo:
         for info in self.manifest.ngram:
             if info.layer == layer:
-                return NgramTable(self._descriptors[NGRAM_FILE], info, self.path / NGRAM_FILE)
+                return info
         raise KeyError(layer)
 
     def file(self, name: str) -> bytes | None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shared_experts import ngram as ngram_module
 from shared_experts.convert import convert
-from shared_experts.errors import PackError
+from shared_experts.errors import NgramReadError
 from shared_experts.manifest import ngram_pages
 from shared_experts.pack import Pack
 from tests.fakes.checkpoints import SMALL, small_checkpoint
@@ -87,7 +87,7 @@ def test_a_table_that_shrinks_is_noticed(tmp_path):
     convert(tmp_path / "c", tmp_path / "p", experts="f32")
     with Pack.open(tmp_path / "p") as pack:
         (tmp_path / "p" / "ngram.bin").write_bytes(b"")
-        with pytest.raises(PackError, match=r"ngram\.1.*became shorter"):
+        with pytest.raises(NgramReadError, match=r"ngram\.1.*became shorter"):
             pack.ngram(1).rows(np.array([0], np.int64))
 
 
