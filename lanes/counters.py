@@ -30,6 +30,11 @@ class Counters:
     failed: int = 0
     prefill_ns: int = 0
     decode_ns: int = 0
+    ngram_rows: int = 0
+    ngram_cache_hits: int = 0
+    ngram_prefetch_hits: int = 0
+    ngram_read_bytes: int = 0
+    ngram_wait_ns: int = 0
 
     def snapshot(self) -> Counters:
         """A copy that no longer changes."""

@@ -181,10 +181,13 @@ class Engine:
         """The logits after the prompt, or None when cancelled."""
         ids = generation.request.prompt_ids
         logits = None
+        self._runner.hint(ids, 0, min(self._chunk, len(ids)))
         for start in range(0, len(ids), self._chunk):
             if generation.cancelled():
                 return None
             end = min(start + self._chunk, len(ids))
+            if end < len(ids):  # what the next chunk needs from disk arrives while this one computes
+                self._runner.hint(ids, end, min(end + self._chunk, len(ids)))
             window = Window.of_sequence(list(ids[start:end]), start, slot, logits="last" if end == len(ids) else "none")
             began_ns = time.monotonic_ns()
             logits = self._step(window, generation)

@@ -16,7 +16,8 @@
     ├── SlowReader                   slow_reader              no    the client stopped reading its stream
     ├── NonFiniteLogits              non_finite_logits        yes   ends the request, then the process (exit 70)
     └── EngineFailed                 engine_failed            yes   ends the request, then the process (exit 70)
-        └── NativeKernelFailed       native_kernel_failed     yes   the expert kernel ran out of memory or threads
+        ├── NativeKernelFailed       native_kernel_failed     yes   the expert kernel ran out of memory or threads
+        └── TableReadFailed          table_read_failed        yes   rows of an n-gram table cannot be read from disk
 
 Messages say what was wrong with the request; they never hold a path, an address or a prompt.
 """
@@ -137,6 +138,12 @@ class NativeKernelFailed(EngineFailed):
     """The native expert kernel ran out of memory or threads."""
 
     code = "native_kernel_failed"
+
+
+class TableReadFailed(EngineFailed):
+    """Rows of an n-gram table cannot be read from disk; the log says where."""
+
+    code = "table_read_failed"
 
 
 _STATUS: dict[type[LaneError], grpc.StatusCode] = {

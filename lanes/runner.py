@@ -6,7 +6,7 @@ Invariant: residency of experts changes in `end_window` only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,9 @@ class Runner(Protocol):
     def begin(self, max_tokens: int) -> int:
         """An empty sequence with room for that many tokens; returns its slot."""
 
+    def hint(self, ids: Sequence[int], start: int, end: int) -> None:
+        """Tokens start..end-1 of the sequence `ids` will soon be rows; never waits, changes no result."""
+
     def forward(self, window: Window, stopped: Callable[[], bool]) -> Logits | None:
         """Logits fp32 [n wanted, V]; or None, and the window's sequences are lost, when `stopped()` on the way."""
 
@@ -42,6 +45,12 @@ class Model(Protocol):
     def forward(self, window: Window, states: StatePool) -> torch.Tensor:
         """Logits fp32 [n wanted, V], in row order."""
 
+    def hint(self, ids: Sequence[int], start: int, end: int) -> None:
+        """Tokens start..end-1 of the sequence `ids` will soon be rows."""
+
+    def forget_hints(self) -> None:
+        """Hinted tokens will not come."""
+
 
 class ModelRunner:
     """The real one."""
@@ -54,6 +63,10 @@ class ModelRunner:
     def begin(self, max_tokens: int) -> int:
         """Opens a state slot."""
         return self._states.open(max_tokens)
+
+    def hint(self, ids: Sequence[int], start: int, end: int) -> None:
+        """Lets the model read ahead."""
+        self._model.hint(ids, start, end)
 
     def forward(self, window: Window, stopped: Callable[[], bool]) -> Logits | None:
         """Runs the model."""
@@ -68,5 +81,6 @@ class ModelRunner:
         self._experts.end_window()
 
     def end(self, slot: int) -> None:
-        """Closes the state slot."""
+        """Closes the state slot; what was still read ahead is given up."""
+        self._model.forget_hints()
         self._states.close(slot)

@@ -92,7 +92,9 @@ def assemble(config: LaneConfig) -> Lane:
         cache = ExpertCache(region, info, config.vram_budget_bytes, least_recently_used, counters)
         store = ExpertStore(kernel, cache, counters)
         torch.set_num_threads(len(config.cores))
-        model = load_model(pack, store, device=config.device)
+        model = load_model(
+            pack, store, device=config.device, ngram_cache_bytes=config.ngram_cache_bytes, counters=counters
+        )
         spec = model.spec
         context_tokens = min(config.context_tokens or limits.DEFAULT_CONTEXT_TOKENS, spec.max_tokens)
         if config.context_tokens is not None and config.context_tokens > spec.max_tokens:

@@ -179,10 +179,9 @@ class RowReader:
         return self._handle
 
     def _reason(self, fault: _Fault) -> str:
-        where = f"row {fault.id}"
         if fault.error:
-            return f"{where}: {os.strerror(fault.error)}"
-        return f"{where}: the file became shorter: {fault.got} of {self.info.page_bytes} bytes"
+            return os.strerror(fault.error)
+        return f"the file became shorter: {fault.got} of {self.info.page_bytes} bytes"
 
 
 def _open_pages(descriptor: int, info: NgramInfo, path: Path) -> tuple[int, str]:

@@ -7,22 +7,24 @@ the model lives: n-gram rows are read from it as they are needed. The pack's `mt
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from lanes.counters import Counters
 from lanes.experts.protocol import Experts
 from lanes.models.errors import ConfigError
+from lanes.models.pack_table import PackTable
 from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.weights import Weights
 from lanes.state.sequence import SequenceState
 from lanes.state.shape import StateShape
 from lanes.window import Window
-from shared_experts.ngram import NgramTable
 from shared_experts.pack import Pack
+from shared_experts.row_reader import DEFAULT_CACHE_BYTES
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 
@@ -39,13 +41,27 @@ class Model(Protocol):
         """Runs the rows: fp32 logits [rows that want them, V], in row order, finite unless the weights are not."""
         ...
 
+    def hint(self, ids: Sequence[int], start: int, end: int) -> None:
+        """Tokens start..end-1 of the sequence `ids` will soon be rows: what they need from disk begins to be read."""
+        ...
+
+    def forget_hints(self) -> None:
+        """Hinted tokens will not come."""
+        ...
+
 
 def load_model(
-    pack: Pack, experts: Experts, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+    pack: Pack,
+    experts: Experts,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    *,
+    ngram_cache_bytes: int = DEFAULT_CACHE_BYTES,
+    counters: Counters | None = None,
 ) -> Model:
-    """The pack's model with its dense weights on `device`, matrices in `dtype`.
+    """The pack's model with its dense weights on `device`, matrices in `dtype`; n-gram rows in a cache of that size.
 
-    Left out: the pack's type on a GPU; fp32 on a CPU, where every bf16 weight is exact and a prompt chunk runs faster
+    Without `dtype`: the pack's on a GPU; fp32 on a CPU, where every bf16 weight is exact and a prompt chunk runs faster
     (64 rows of 10240 x 2560 on one AVX-512 core: 38 against 53 ms in bf16). A single row is up to 1.6 times slower and
     memory doubles, so a large model on a CPU asks for bf16.
     """
@@ -55,30 +71,25 @@ def load_model(
     device = torch.device(device)
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else DTYPES[manifest.dense_dtype]
-    return _ARCHITECTURES[manifest.architecture](pack, experts, device, dtype)
+    counters = Counters() if counters is None else counters
+
+    def table(layer: int) -> PackTable:
+        return PackTable(pack.row_reader(layer, ngram_cache_bytes // len(manifest.ngram)), counters)
+
+    return _ARCHITECTURES[manifest.architecture](
+        manifest.config, Weights(_dense_tensors(pack), device, dtype), experts, table
+    )
 
 
-def _qwen4_exp(pack: Pack, experts: Experts, device: torch.device, dtype: torch.dtype) -> Model:
-    spec = Spec.from_config(pack.manifest.config)
-    weights = Weights(_dense_tensors(pack), device, dtype)
-    return Qwen4Exp(spec, weights, experts, {layer: PackTable(pack.ngram(layer)) for layer in spec.ngram_layers})
+Table = Callable[[int], PackTable]  # by 0-based decoder layer
 
 
-_ARCHITECTURES: dict[str, Callable[[Pack, Experts, torch.device, torch.dtype], Model]] = {"qwen4_exp": _qwen4_exp}
+def _qwen4_exp(config: Mapping[str, object], weights: Weights, experts: Experts, table: Table) -> Model:
+    spec = Spec.from_config(config)
+    return Qwen4Exp(spec, weights, experts, {layer: table(layer) for layer in spec.ngram_layers})
 
 
-class PackTable:
-    """An n-gram table of a pack, with the constants that its checkpoint stored."""
-
-    def __init__(self, table: NgramTable) -> None:
-        self._table, info = table, table.info
-        self.multipliers = torch.tensor(info.multipliers, dtype=torch.int64)
-        self.offsets = torch.tensor(info.head_offsets, dtype=torch.int64)
-        self.sizes = torch.tensor(info.head_vocab_sizes, dtype=torch.int64)
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """fp32 [R, N * columns] for row ids int64 [R, N]."""
-        return torch.from_numpy(self._table.rows(ids.flatten().numpy())).view(ids.shape[0], -1)
+_ARCHITECTURES: dict[str, Callable[[Mapping[str, object], Weights, Experts, Table], Model]] = {"qwen4_exp": _qwen4_exp}
 
 
 def _dense_tensors(pack: Pack) -> Callable[[str], torch.Tensor]:

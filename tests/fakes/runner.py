@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,6 +23,7 @@ class FakeRunner:
 
     def __init__(self) -> None:
         self.windows: list[tuple[int, int]] = []  # (first position, rows)
+        self.hints: list[tuple[int, int]] = []  # (first position, end)
         self.turns = 0
         self.open: set[int] = set()
         self.opened = 0
@@ -40,6 +41,9 @@ class FakeRunner:
         self.capacity = max_tokens
         self.next = 0
         return slot
+
+    def hint(self, ids: Sequence[int], start: int, end: int) -> None:
+        self.hints.append((start, end))
 
     def forward(self, window: Window, stopped: Callable[[], bool]) -> np.ndarray | None:
         assert set(window.seq.tolist()) <= self.open

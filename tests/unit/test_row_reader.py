@@ -218,7 +218,7 @@ def test_a_failed_read_names_file_table_and_place(simple, answer, text):
     pages.fail[bad] = answer
     with RowReader(descriptor, info, path, source=pages) as reader:
         for _ in range(2):
-            with pytest.raises(NgramReadError, match=rf"ngram\.1.*byte {bad}: row 500: .*{text}") as caught:
+            with pytest.raises(NgramReadError, match=rf"ngram\.1.*byte {bad}: .*{text}") as caught:
                 reader.rows(ids_of(1, 500, 2, 500, 900))
             assert (caught.value.code, caught.value.retryable) == ("ngram_read", False)
             assert (caught.value.file, caught.value.layer, caught.value.offset) == (str(path), 1, bad)
@@ -236,7 +236,7 @@ def test_a_failed_prefetch_is_read_again_when_asked_for(simple):
         reader.prefetch(ids_of(5))
         wait_until_idle(reader)
         assert reader.counters().cached_rows == 0
-        with pytest.raises(NgramReadError, match="row 5"):
+        with pytest.raises(NgramReadError, match="Input/output"):
             reader.rows(ids_of(5))
         pages.fail.clear()
         reader.rows(ids_of(5))
@@ -247,9 +247,9 @@ def test_a_file_that_shrinks_after_it_was_opened(simple):
     with RowReader(descriptor, info, path) as reader:
         kept = reader.rows(ids_of(0))
         os.truncate(path, BEFORE + 41 * 4096 + 100)
-        with pytest.raises(NgramReadError, match="row 999: the file became shorter: 0 of 4096"):
+        with pytest.raises(NgramReadError, match="the file became shorter: 0 of 4096"):
             reader.rows(ids_of(0, 999))
-        with pytest.raises(NgramReadError, match=r"row 500: the file became shorter: \d+ of 4096"):
+        with pytest.raises(NgramReadError, match=r"the file became shorter: \d+ of 4096"):
             reader.rows(ids_of(500))  # its page ends before it
         np.testing.assert_array_equal(reader.rows(ids_of(0)), kept)
 

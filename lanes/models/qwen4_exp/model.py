@@ -8,7 +8,7 @@ Letters: R rows, S streams, H hidden, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -39,10 +39,12 @@ class Qwen4Exp:
         body = weights.under("model")
         self._embedding = body.matrix(("embed_tokens.weight", spec.vocab), columns=spec.hidden)
         self._blocks: list[StreamBlock] = []
+        self._ngrams: list[NgramLayer] = []
         for layer, kind in enumerate(spec.layers):
             of = body.under(f"layers.{layer}")
             if layer in spec.ngram_layers:
-                self._blocks.append(NgramLayer(spec, of.under("ple"), layer, tables[layer]))
+                self._ngrams.append(NgramLayer(spec, of.under("ple"), layer, tables[layer]))
+                self._blocks.append(self._ngrams[-1])
             mixing = (
                 DeltaNet(spec, of.under("linear_attn"), layer)
                 if kind == "deltanet"
@@ -57,10 +59,27 @@ class Qwen4Exp:
         head = body.under("embed_tokens") if spec.tied else weights.under("lm_head")
         self._head = head.matrix(("weight", spec.vocab), columns=spec.hidden, dtype=torch.float32)
 
+    def hint(self, ids: Sequence[int], start: int, end: int) -> None:
+        """Tokens start..end-1 of the sequence `ids` will soon be rows: what they need from disk begins to be read."""
+        if not self._ngrams:
+            return
+        context = self.state_shape.context_ids
+        before = [self.state_shape.context_fill] * (context - start)  # none, once the sequence is that long
+        history = torch.tensor([*before, *ids[max(0, start - context) : end]], dtype=torch.int64)
+        for layer in self._ngrams:
+            layer.hint(history)
+
+    def forget_hints(self) -> None:
+        """Hinted tokens will not come: reads that have not begun are dropped."""
+        for layer in self._ngrams:
+            layer.forget_hints()
+
     @torch.no_grad()
     def forward(self, window: Window, states: Mapping[int, SequenceState]) -> torch.Tensor:
         """Runs the rows and returns fp32 logits [rows that want them, V], in row order."""
         rows = prepare(window, states, self.spec, self._rotary)
+        for layer in self._ngrams:
+            layer.begin(rows)
         for run in rows.runs:
             run.state.broken = True
         x = self._embedding[window.token_ids.to(self.device)].float()

@@ -1,6 +1,7 @@
 """N-gram embeddings: a hash of the last tokens picks rows of a table; gated by the streams, they add local memory.
 
-Rows depend on token ids alone (`row_ids`), so they can be read before anything is computed.
+Rows depend on token ids alone (`row_ids`), so they are asked for before anything is computed (`begin`) and collected
+when the layer runs; ids of a later window can be hinted.
 
     m_n(t) = xor over i < n of id(t - i) * M_i              for orders n = 2..ngram_order
     row    = m_n mod p_head + offset_head
@@ -37,8 +38,16 @@ class NgramTable(Protocol):
     offsets: torch.Tensor  # [N]
     sizes: torch.Tensor  # [N]
 
+    def prefetch(self, ids: torch.Tensor) -> None:
+        """Row ids int64 [R, N] that will be asked for; never waits."""
+        ...
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """fp32 [R, N * D] for row ids int64 [R, N]."""
+        ...
+
+    def forget(self) -> None:
+        """What was prefetched will not be asked for."""
         ...
 
 
@@ -67,6 +76,7 @@ class NgramLayer:
 
     def __init__(self, spec: Spec, weights: Weights, layer: int, table: NgramTable) -> None:
         self._spec, self._layer, self._table = spec, layer, table
+        self._asked = torch.empty(0, dtype=torch.int64)  # row ids of the window that runs, [R, N]
         wide = spec.streams * spec.hidden
         self._key_value = weights.matrix(
             ("key_proj.weight", wide), ("value_proj.weight", spec.hidden), columns=spec.ngram_dim
@@ -78,10 +88,24 @@ class NgramLayer:
         taps = weights.vector("conv1d.weight", wide, 1, spec.ngram_conv_taps)
         self._taps = taps.squeeze(1).t().contiguous().unbind()  # of [S * H] each
 
+    def begin(self, rows: Rows) -> None:
+        """First thing of a window: the reads of its rows begin."""
+        histories = [torch.cat((run.state.context_ids, rows.token_ids[run.rows])) for run in rows.runs]
+        self._asked = torch.cat([self._row_ids(history) for history in histories])
+        self._table.prefetch(self._asked)
+
+    def hint(self, history: torch.Tensor) -> None:
+        """A later window will have these ids, all but the first ngram_order - 1 of which are its rows."""
+        self._table.prefetch(self._row_ids(history))
+
+    def forget_hints(self) -> None:
+        """Hinted windows will not come."""
+        self._table.forget()
+
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """x [R, S, H], changed in place and returned."""
+        """x [R, S, H], changed in place and returned; `begin` has seen the same rows."""
         spec = self._spec
-        embedded = self._embedded(rows).to(x.device)
+        embedded = self._table.rows(self._asked).to(x.device)  # [R, N * D]
         key, value = product(embedded, self._key_value).split((spec.streams * spec.hidden, spec.hidden), dim=1)
         key = rms(key.view_as(x), spec.eps) * self._norm_key
         gate = (key * (rms(x, spec.eps) * self._norm_query)).sum(-1, keepdim=True) / math.sqrt(spec.hidden)
@@ -96,15 +120,5 @@ class NgramLayer:
             tail.copy_(columns[-tail.shape[0] :])
         return x
 
-    def _embedded(self, rows: Rows) -> torch.Tensor:
-        """The table rows of every token, fp32 [R, N * D]."""
-        ids = [
-            row_ids(
-                torch.cat((run.state.context_ids, rows.token_ids[run.rows])),
-                self._spec.ngram_reset,
-                self._table,
-                self._spec.ngram_heads_per_order,
-            )
-            for run in rows.runs
-        ]
-        return self._table.rows(torch.cat(ids))
+    def _row_ids(self, history: torch.Tensor) -> torch.Tensor:
+        return row_ids(history, self._spec.ngram_reset, self._table, self._spec.ngram_heads_per_order)

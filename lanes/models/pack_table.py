@@ -1,0 +1,60 @@
+"""An n-gram table of a pack as a model sees it: torch tensors in and out, the hash constants, the lane's counters.
+
+Not here: reading (`shared_experts.row_reader`). Invariant: an error of the disk leaves as `TableReadFailed`, whose
+message holds no path; the log has the place.
+
+Letters: R rows of a window, N heads, D row columns.
+"""
+
+from __future__ import annotations
+
+import structlog
+import torch
+
+from lanes.counters import Counters
+from lanes.errors import TableReadFailed
+from shared_experts.errors import NgramReadError
+from shared_experts.row_reader import RowCounters, RowReader
+
+_log = structlog.get_logger(__name__)
+
+
+class PackTable:
+    """One layer's table; used by the engine's thread only."""
+
+    def __init__(self, reader: RowReader, counters: Counters) -> None:
+        self._reader, self._counters = reader, counters
+        self._seen = RowCounters()  # what `counters` has already
+        info = reader.info
+        self.multipliers = torch.tensor(info.multipliers, dtype=torch.int64)  # as the checkpoint stored them
+        self.offsets = torch.tensor(info.head_offsets, dtype=torch.int64)
+        self.sizes = torch.tensor(info.head_vocab_sizes, dtype=torch.int64)
+
+    def prefetch(self, ids: torch.Tensor) -> None:
+        """Begins to read the rows of ids int64 [R, N]; never waits."""
+        self._reader.prefetch(ids.flatten().numpy())
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """fp32 [R, N * D] for row ids int64 [R, N]."""
+        try:
+            found = self._reader.rows(ids.flatten().numpy())
+        except NgramReadError as error:
+            _log.error(
+                "ngram_read_failed", file=error.file, layer=error.layer, offset=error.offset, reason=error.reason
+            )
+            raise TableReadFailed(f"a row of the n-gram table of layer {error.layer} cannot be read") from error
+        self._count()
+        return torch.from_numpy(found).view(ids.shape[0], -1)
+
+    def forget(self) -> None:
+        """What was prefetched will not be asked for."""
+        self._reader.forget()
+
+    def _count(self) -> None:
+        now, before, counters = self._reader.counters(), self._seen, self._counters
+        counters.ngram_rows += now.asked - before.asked
+        counters.ngram_cache_hits += now.hits - before.hits
+        counters.ngram_prefetch_hits += now.ahead - before.ahead
+        counters.ngram_read_bytes += now.read_bytes - before.read_bytes
+        counters.ngram_wait_ns += now.wait_ns - before.wait_ns
+        self._seen = now
