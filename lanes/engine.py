@@ -22,6 +22,7 @@ from lanes import limits
 from lanes.counters import Counters
 from lanes.errors import Busy, Draining, EngineFailed, LaneError, NonFiniteLogits, SlowReader
 from lanes.outbox import End, Outbox, Token
+from lanes.penalties import Penalties
 from lanes.request import Request
 from lanes.runner import Logits, Runner
 from lanes.sampler import choose, logprobs
@@ -168,7 +169,7 @@ class Engine:
         self._counters.requests += 1
         request = generation.request
         # The last token of an answer is never read back.
-        slot = self._runner.begin(len(request.prompt_ids) + request.max_tokens - 1)
+        slot = self._runner.begin(len(request.prompt_ids) + request.new_tokens - 1)
         try:
             logits = self._prefill(generation, slot)
             if logits is None:
@@ -201,8 +202,9 @@ class Engine:
     def _decode(self, generation: Generation, slot: int, logits: Logits) -> tuple[str, int, LaneError | None]:
         request = generation.request
         position, sent = len(request.prompt_ids), 0
+        penalties = Penalties(request, logits.shape[1])
         while not generation.cancelled():
-            token = self._choose(request, logits, position)
+            token = self._choose(request, penalties, logits, position)
             if not generation.outbox.put(token, generation.cancelled, limits.SLOW_READER_S):
                 return "error", sent, SlowReader("the client stopped reading")
             sent += 1
@@ -210,7 +212,7 @@ class Engine:
             self._publish()
             if token.id in request.stop_ids:
                 return "stop", sent, None
-            if sent == request.max_tokens:
+            if sent == request.new_tokens:
                 return "length", sent, None
             began_ns = time.monotonic_ns()
             following = self._step(Window.of_sequence([token.id], position, slot), generation)
@@ -231,15 +233,17 @@ class Engine:
             raise NonFiniteLogits("the model's logits are not finite")
         return logits
 
-    def _choose(self, request: Request, logits: Logits, position: int) -> Token:
+    def _choose(self, request: Request, penalties: Penalties, logits: Logits, position: int) -> Token:
         row = logits[0]
-        token = choose(row, request.sampling, position)
+        token = choose(penalties.row(row), request.sampling, position)
+        penalties.add(token)
         stamp_ns = time.monotonic_ns()
         return Token(token, stamp_ns, logprobs(row, token, request.top_logprobs) if request.logprobs else None)
 
     def _end(
         self, generation: Generation, reason: str, sent: int, error: LaneError | None, before: Counters, fatal: bool
     ) -> None:
+        request = generation.request
         self._counters.cancelled += reason == "cancelled"
         self._counters.failed += reason == "error"
         with self._changed:
@@ -249,8 +253,8 @@ class Engine:
         generation.outbox.finish(
             End(
                 reason=reason,
-                prompt_tokens=len(generation.request.prompt_ids),
-                completion_tokens=sent,
+                prompt_tokens=len(request.prompt_ids) - request.replayed_tokens,
+                completion_tokens=request.replayed_tokens + sent,
                 counters=self._published.since(before),
                 error_code=error.code if error else "",
                 error_message=str(error) if error else "",

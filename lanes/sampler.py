@@ -1,17 +1,23 @@
-"""From one row of logits to one token: greedy, or temperature, then top-k, then top-p, then the inverse of the CDF.
+"""From one row of logits to one token: greedy, or temperature, then top-k, then top-p, then min-p, then a draw.
 
-Not here: penalties, grammars and drafts. Every tie goes to the lowest id. The CDF runs over the kept ids in ascending
-order, so that a last-bit difference in a logit moves a boundary by as little and never reorders it.
+Not here: penalties and bias, which have changed the row before (penalties); grammars and drafts. Every tie goes to the
+lowest id. A draw is the inverse of the CDF over the kept ids in ascending order, so that a last-bit difference in a
+logit moves a boundary by as little and never reorders it.
 
-Invariant: the draw depends on (logits, sampling, absolute position) only; log-probabilities are those of the raw,
-untempered logits. All sums in fp64.
+Nothing sorts the vocabulary: what is kept is looked for among the few logits that can be in it. Where all logits count
+(the mass that top-p is a share of, a draw without any cut) their weights are fp32, 1e-6 of each at worst, and sums
+fp64; among candidates weights are fp64 too.
 
-Letters: V vocabulary, C candidates.
+Invariants: the draw depends on (row, sampling, absolute position) only; at least one token is kept; a logit of -inf is
+never drawn; log-probabilities are those of the raw, untempered logits.
+
+Letters: V vocabulary, C candidates, B blocks of the vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +29,10 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
-_TOP_P_FIRST = 256  # candidates sorted at first for top-p; eight times as many each further round
+_BLOCK = 512  # ids
+_LOOSE = 1.0 - 1e-4  # fp32 weights find candidates; this keeps those that rounding would lose
+_LOWEST = float(np.finfo(np.float32).min)
+_FIRST_SHARE = 1e-3  # of the mass: the least weight among top-p's first candidates; a 64th of it each further round
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,27 +43,36 @@ class Logprobs:
     top: tuple[tuple[int, float], ...]
 
 
-def choose(logits: Floats, sampling: Sampling, position: int) -> int:
-    """The token for `position`, the place in the sequence that it will take. logits: fp32 [V], all finite."""
+def choose(row: Floats, sampling: Sampling, position: int) -> int:
+    """The token for `position`, the place in the sequence that it will take. row: fp32 [V], at least one finite."""
     if sampling.temperature == 0.0:
-        return int(np.argmax(logits))
-    ids = largest(logits, sampling.top_k) if 0 < sampling.top_k < logits.shape[0] else None
-    weights = _weights(logits if ids is None else logits[ids], sampling.temperature)  # [C]
+        return int(np.argmax(row))
+    at = uniform(sampling.seed, position)
+    highest = row.max()
+    total: float | None = None  # of the candidates' weights, unless more than they count
+    if 0 < sampling.top_k < row.shape[0]:
+        ids = largest(row, sampling.top_k)
+    elif sampling.top_p < 1.0:
+        ids, total = _nucleus_candidates(row, highest, sampling)
+    elif sampling.min_p > 0.0:
+        least = float(highest) + sampling.temperature * log(sampling.min_p * _LOOSE)
+        ids = np.flatnonzero(row >= np.nextafter(np.float32(max(least, _LOWEST)), -np.float32(np.inf)))
+    else:
+        return _draw_any(_fast_weights(row, highest, sampling.temperature), at)
+    weights = _weights(row[ids], highest, sampling.temperature)  # [C]
     if sampling.top_p < 1.0:
-        kept = _nucleus(weights, sampling.top_p)
-        weights = weights[kept]
-        ids = kept if ids is None else ids[kept]
-    cumulative = np.cumsum(weights)
-    at = int(np.searchsorted(cumulative, uniform(sampling.seed, position) * cumulative[-1], side="right"))
-    if at == weights.shape[0]:  # the product may round up to the total
-        at = int(np.flatnonzero(weights)[-1])
-    return at if ids is None else int(ids[at])
+        kept = _nucleus(row[ids], weights, sampling.top_p * (float(weights.sum()) if total is None else total))
+        ids, weights = ids[kept], weights[kept]
+    if sampling.min_p > 0.0:
+        kept = np.flatnonzero(weights >= sampling.min_p)  # the greatest weight is 1
+        ids, weights = ids[kept], weights[kept]
+    return int(ids[_draw(weights, at)])
 
 
 def logprobs(logits: Floats, chosen: int, top: int) -> Logprobs:
     """Log-softmax of the raw logits at the chosen id and at the `top` best ids."""
-    highest = float(logits.max())
-    total = highest + float(np.log(np.exp(logits.astype(np.float64) - highest).sum()))
+    highest = logits.max()
+    total = float(highest) + log(float(_fast_weights(logits, highest, 1.0).sum(dtype=np.float64)))
     best: tuple[tuple[int, float], ...] = ()
     if top:
         ids = largest(logits, top)
@@ -63,37 +81,81 @@ def logprobs(logits: Floats, chosen: int, top: int) -> Logprobs:
     return Logprobs(float(logits[chosen]) - total, best)
 
 
-def largest(values: npt.NDArray[np.floating], count: int) -> Ids:
+def largest(values: Floats, count: int) -> Ids:
     """Ids of the `count` greatest values, ascending by id; among equal values the lowest ids."""
     size = values.shape[0]
     if count >= size:
         return np.arange(size)
-    least = np.partition(values, size - count)[size - count]
+    ids: Ids | None = None
+    blocks = -(-size // _BLOCK)
+    if count < blocks // 2:
+        # `count` blocks have a value of at least this, so the `count` greatest values have it too.
+        maxima = np.maximum.reduceat(values, np.arange(0, size, _BLOCK))  # [B]
+        ids = np.flatnonzero(values >= np.partition(maxima, blocks - count)[blocks - count])
+        values = values[ids]
+    least = np.partition(values, values.shape[0] - count)[values.shape[0] - count]
     above = np.flatnonzero(values > least)
     equal = np.flatnonzero(values == least)[: count - above.shape[0]]
-    return np.sort(np.concatenate((above, equal)))
+    found = np.sort(np.concatenate((above, equal)))
+    return found if ids is None else ids[found]
 
 
-def _weights(logits: Floats, temperature: float) -> Doubles:
-    """exp((logit - highest) / temperature) in fp64: unnormalised probabilities, the greatest of them 1."""
-    scaled = logits.astype(np.float64)
-    scaled -= scaled.max()
+def _weights(logits: Floats, highest: np.float32, temperature: float) -> Doubles:
+    """exp((logit - highest) / temperature): unnormalised probabilities, the greatest of the row 1."""
     # A tiny temperature overflows to -inf, whose weight is 0: that is greedy, as it should be.
     with np.errstate(over="ignore", under="ignore"):
-        scaled /= temperature
-        return np.exp(scaled)
+        return np.exp((logits.astype(np.float64) - float(highest)) / temperature)
 
 
-def _nucleus(weights: Doubles, top_p: float) -> Ids:
-    """Ascending places of the fewest greatest weights whose share reaches top_p; at least one."""
-    goal = top_p * float(np.cumsum(weights)[-1])
-    count = _TOP_P_FIRST
+def _fast_weights(logits: Floats, highest: np.float32, temperature: float) -> Floats:
+    """The same in fp32: [V]."""
+    with np.errstate(over="ignore", under="ignore"):
+        scaled = logits - highest
+        if temperature != 1.0:
+            scaled /= np.float32(temperature)
+        np.exp(scaled, out=scaled)
+    return scaled
+
+
+def _nucleus_candidates(row: Floats, highest: np.float32, sampling: Sampling) -> tuple[Ids, float]:
+    """Ids that surely hold the nucleus, ascending, and the mass of the whole row."""
+    weights = _fast_weights(row, highest, sampling.temperature)
+    total = float(weights.sum(dtype=np.float64))
+    least = total * _FIRST_SHARE
     while True:
-        places = largest(weights, count)
-        order = places[np.argsort(-weights[places], kind="stable")]
-        cumulative = np.cumsum(weights[order])
-        if cumulative[-1] >= goal or count >= weights.shape[0]:
-            # One that is reached only after rounding keeps all candidates.
-            needed = int(np.searchsorted(cumulative, goal, side="left")) + 1
-            return np.sort(order[:needed])
-        count *= 8
+        # All ids of at least some weight are a beginning of the order; one that holds enough holds the nucleus.
+        ids = np.flatnonzero(weights >= least)
+        if float(weights[ids].sum(dtype=np.float64)) * _LOOSE >= sampling.top_p * total:
+            return np.flatnonzero(weights >= least * _LOOSE), total
+        if least * row.shape[0] * 64 < (1.0 - sampling.top_p) * total * _LOOSE:
+            return np.flatnonzero(weights > 0.0), total
+        least /= 64
+
+
+def _nucleus(logits: Floats, weights: Doubles, goal: float) -> Ids:
+    """Ascending places of the fewest greatest weights that sum to `goal`; at least one."""
+    order = np.argsort(-logits, kind="stable")
+    # A goal that is reached only after rounding keeps all candidates.
+    needed = int(np.searchsorted(np.cumsum(weights[order]), goal, side="left")) + 1
+    return np.sort(order[:needed])
+
+
+def _draw_any(weights: Floats, at: float) -> int:
+    """Which id holds the share `at` of all mass: its block first. weights: [V]."""
+    blocks = np.cumsum(np.add.reduceat(weights, np.arange(0, weights.shape[0], _BLOCK), dtype=np.float64))  # [B]
+    goal = at * blocks[-1]
+    block = _first_over(blocks, goal)
+    inside = np.cumsum(weights[block * _BLOCK : (block + 1) * _BLOCK], dtype=np.float64)
+    return block * _BLOCK + _first_over(inside, goal - (blocks[block - 1] if block else 0.0))
+
+
+def _draw(weights: Doubles, at: float) -> int:
+    """Which place holds the share `at` of the mass."""
+    cumulative = np.cumsum(weights)
+    return _first_over(cumulative, at * cumulative[-1])
+
+
+def _first_over(cumulative: Doubles, goal: float) -> int:
+    """The first place whose sum is over `goal`; the last one with any weight when rounding leaves none."""
+    place = int(np.searchsorted(cumulative, goal, side="right"))
+    return place if place < cumulative.shape[0] else int(np.searchsorted(cumulative, cumulative[-1], side="left"))

@@ -124,6 +124,48 @@ async def test_a_continued_prompt_draws_the_same_numbers(case):
     assert [t.id for t in rest] == whole[8:]
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(repetition_penalty=30.0),
+        Sampling(presence_penalty=2.0, frequency_penalty=2.0),
+        Sampling(logit_bias=((7, 4.5), (9, 5.5)), frequency_penalty=0.4),
+        Sampling(temperature=2.0, seed=4, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=2.0),
+        Sampling(temperature=3.0, seed=5, presence_penalty=-2.0, frequency_penalty=1.5, min_tokens=15),
+        Sampling(temperature=3.0, seed=6, min_p=0.1, logit_bias=((3, -20.0), (4, 3.0)), min_tokens=6),
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 5, 7])
+async def test_a_replay_is_the_rest_of_the_answer(case, sampling, cut):
+    stop_ids = frozenset({6, 42})
+    whole, end = await case.run(request(max_tokens=20, sampling=sampling, stop_ids=stop_ids))
+    ids = [t.id for t in whole]
+    assert len(ids) > cut
+    again, end_again = await case.run(
+        request((1, 2, 3, 4, 5, *ids[:cut]), 20, sampling=sampling, stop_ids=stop_ids, replayed_tokens=cut)
+    )
+    assert [t.id for t in again] == ids[cut:]
+    assert (end_again.reason, end_again.prompt_tokens) == (end.reason, 5)
+    assert end_again.completion_tokens == end.completion_tokens == len(ids)
+    assert end_again.counters.generated_tokens == len(ids) - cut  # what this lane did
+
+
+async def test_a_stop_id_waits_for_min_tokens(case):
+    answer = expected((1, 2, 3, 4, 5), 6)
+    tokens, end = await case.run(request(stop_ids=frozenset(answer), sampling=Sampling(min_tokens=4), max_tokens=9))
+    assert not {t.id for t in tokens[:4]} & set(answer)
+    assert len(tokens) > 4 or end.reason == "length"
+
+
+async def test_log_probabilities_are_of_the_model_whatever_is_drawn(case):
+    plain, _ = await case.run(request(max_tokens=1, logprobs=True, top_logprobs=2))
+    other = Sampling(logit_bias=((plain[0].id, -100.0),), repetition_penalty=3.0)
+    biased, _ = await case.run(request(max_tokens=1, logprobs=True, top_logprobs=2, sampling=other))
+    assert biased[0].id != plain[0].id
+    assert biased[0].logprobs.top == plain[0].logprobs.top
+
+
 async def test_logprobs_only_on_request(case):
     plain, _ = await case.run(request())
     assert plain[0].logprobs is None

@@ -3,7 +3,7 @@ import pytest
 from laneproto.v1 import lane_pb2 as pb
 from lanes import limits
 from lanes.errors import BadSampling, ContextExceeded, EmptyPrompt, RequestError, TokenOutOfRange, TooManyStopIds
-from lanes.request import Bounds, parse
+from lanes.request import Bounds, Sampling, parse
 
 BOUNDS = Bounds(vocab_size=100, context_tokens=16)
 
@@ -81,11 +81,87 @@ def test_empty_prompt_and_no_tokens():
         {"top_p": 1.01},
         {"top_p": -0.5},
         {"top_p": float("nan")},
+        {"min_p": -0.01},
+        {"min_p": 1.01},
+        {"min_p": float("nan")},
+        {"repetition_penalty": -1.0},
+        {"repetition_penalty": 100.5},
+        {"repetition_penalty": float("inf")},
+        {"presence_penalty": 2.01},
+        {"presence_penalty": -2.01},
+        {"presence_penalty": float("nan")},
+        {"frequency_penalty": 2.01},
+        {"frequency_penalty": float("-inf")},
+        {"logit_bias": {5: 100.5}},
+        {"logit_bias": {5: -100.5}},
+        {"logit_bias": {5: float("nan")}},
+        {"min_tokens": 5},
     ],
 )
 def test_bad_sampling(sampling):
-    with pytest.raises(BadSampling):
+    with pytest.raises(BadSampling, match=next(iter(sampling))):
         parse(message(sampling=pb.Sampling(**sampling)), BOUNDS)
+
+
+def test_defaults_on_the_wire_are_off():
+    assert parse(message(), BOUNDS).sampling == Sampling()
+
+
+def test_penalties_at_their_limits():
+    most = pb.Sampling(
+        min_p=1, repetition_penalty=100, presence_penalty=2, frequency_penalty=-2, min_tokens=4, logit_bias={0: -100}
+    )
+    found = parse(message(sampling=most), BOUNDS).sampling
+    assert (found.min_p, found.repetition_penalty, found.presence_penalty) == (1.0, 100.0, 2.0)
+    assert (found.frequency_penalty, found.min_tokens, found.logit_bias) == (-2.0, 4, ((0, -100.0),))
+
+
+def test_biases_at_the_limit_and_past_it():
+    wide = Bounds(vocab_size=1000, context_tokens=16)
+    biases = dict.fromkeys(range(limits.MAX_LOGIT_BIASES), 1.0)
+    assert len(parse(message(sampling=pb.Sampling(logit_bias=biases)), wide).sampling.logit_bias) == 300
+    with pytest.raises(BadSampling, match="logit_bias: 301 tokens, at most 300"):
+        parse(message(sampling=pb.Sampling(logit_bias=biases | {999: 1.0})), wide)
+
+
+def test_biases_are_of_tokens_in_the_vocabulary_and_ascend():
+    found = parse(message(sampling=pb.Sampling(logit_bias={99: 1.0, 4: -1.5})), BOUNDS).sampling
+    assert found.logit_bias == ((4, -1.5), (99, 1.0))
+    with pytest.raises(TokenOutOfRange, match="logit_bias: 100 is not below"):
+        parse(message(sampling=pb.Sampling(logit_bias={100: 1.0})), BOUNDS)
+
+
+def test_a_minimum_needs_a_token_that_ends_nothing():
+    few = Bounds(vocab_size=4, context_tokens=16)
+    waits = pb.Sampling(min_tokens=1)
+    assert parse(message(stop_ids=[0, 1, 2], sampling=waits), few).sampling.min_tokens == 1
+    with pytest.raises(BadSampling, match="every token is a stop id"):
+        parse(message(stop_ids=[0, 1, 2, 3], sampling=waits), few)
+
+
+def test_a_replay_counts_for_max_tokens():
+    request = parse(message(prompt_ids=[1, 2, 3, 4], max_tokens=4, replayed_tokens=3), BOUNDS)
+    assert (request.max_tokens, request.new_tokens) == (4, 1)
+    clipped = parse(message(prompt_ids=[1] * 12, max_tokens=1000, replayed_tokens=5), BOUNDS)
+    assert (clipped.max_tokens, clipped.new_tokens) == (9, 4)  # as 7 of prompt leave 9 of 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"replayed_tokens": 3}, "fewer than prompt_ids"),
+        ({"replayed_tokens": 2**32 - 1}, "fewer than prompt_ids"),
+        ({"prompt_ids": [1] * 6, "replayed_tokens": 4}, "has max_tokens already"),
+        ({"replayed_tokens": 2, "stop_ids": [2]}, "the answer has ended"),
+    ],
+)
+def test_replays_that_cannot_be(changes, reason):
+    with pytest.raises(RequestError, match=f"replayed_tokens: .*{reason}"):
+        parse(message(**changes), BOUNDS)
+
+
+def test_a_stop_id_in_the_prompt_of_a_replay_is_none_of_its_answer():
+    assert parse(message(replayed_tokens=2, stop_ids=[1]), BOUNDS).replayed_tokens == 2
 
 
 def test_sampling_at_the_limits():

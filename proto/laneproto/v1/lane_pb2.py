@@ -24,17 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17laneproto/v1/lane.proto\x12\x12\x65xpressway.lane.v1\"(\n\x0cHelloRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\"\xc4\x01\n\nHelloReply\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04lane\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12,\n\x05model\x18\x06 \x01(\x0b\x32\x1d.expressway.lane.v1.ModelInfo\x12.\n\x06status\x18\x07 \x01(\x0b\x32\x1e.expressway.lane.v1.LaneStatus\"\xc9\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x05 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x06 \x03(\r\x12\x15\n\rexpert_format\x18\x07 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x08 \x01(\x04\x12\x19\n\x11max_output_tokens\x18\t \x01(\r\"\x97\x01\n\nLaneStatus\x12,\n\x05state\x18\x01 \x01(\x0e\x32\x1d.expressway.lane.v1.LaneState\x12.\n\x08\x63ounters\x18\x02 \x01(\x0b\x32\x1c.expressway.lane.v1.Counters\x12\x19\n\x11\x61\x63tive_request_id\x18\x03 \x01(\t\x12\x10\n\x08stamp_ns\x18\x04 \x01(\x04\"\xee\x03\n\x08\x43ounters\x12\x10\n\x08requests\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x03 \x01(\x04\x12\x0f\n\x07windows\x18\x04 \x01(\x04\x12\x13\n\x0b\x65xpert_hits\x18\x05 \x01(\x04\x12\x15\n\rexpert_misses\x18\x06 \x01(\x04\x12\x18\n\x10\x65xpert_hit_bytes\x18\x07 \x01(\x04\x12\x19\n\x11\x65xpert_miss_bytes\x18\x08 \x01(\x04\x12\x18\n\x10\x63\x61\x63he_admissions\x18\t \x01(\x04\x12\x17\n\x0f\x63\x61\x63he_evictions\x18\n \x01(\x04\x12\x18\n\x10\x63\x61\x63he_used_bytes\x18\x0b \x01(\x04\x12\x1a\n\x12\x63\x61\x63he_budget_bytes\x18\x0c \x01(\x04\x12\x11\n\tcancelled\x18\r \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x0e \x01(\x04\x12\x12\n\nprefill_ns\x18\x0f \x01(\x04\x12\x11\n\tdecode_ns\x18\x10 \x01(\x04\x12\x12\n\nngram_rows\x18\x11 \x01(\x04\x12\x18\n\x10ngram_cache_hits\x18\x12 \x01(\x04\x12\x1b\n\x13ngram_prefetch_hits\x18\x13 \x01(\x04\x12\x18\n\x10ngram_read_bytes\x18\x14 \x01(\x04\x12\x15\n\rngram_wait_ns\x18\x15 \x01(\x04\"K\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"\xb7\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.expressway.lane.v1.Sampling\x12\x10\n\x08stop_ids\x18\x05 \x03(\r\x12\x10\n\x08logprobs\x18\x06 \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x07 \x01(\r\"\xae\x01\n\rGenerateEvent\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1c.expressway.lane.v1.AcceptedH\x00\x12\x30\n\x06tokens\x18\x02 \x01(\x0b\x32\x1e.expressway.lane.v1.TokenChunkH\x00\x12\x30\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1c.expressway.lane.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x1c\n\x08\x41\x63\x63\x65pted\x12\x10\n\x08stamp_ns\x18\x01 \x01(\x04\"7\n\nTokenChunk\x12)\n\x06tokens\x18\x01 \x03(\x0b\x32\x19.expressway.lane.v1.Token\"e\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x10\n\x08stamp_ns\x18\x02 \x01(\x04\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12-\n\x03top\x18\x04 \x03(\x0b\x32 .expressway.lane.v1.TokenLogprob\"+\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\xc1\x01\n\x08\x46inished\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .expressway.lane.v1.FinishReason\x12(\n\x05usage\x18\x02 \x01(\x0b\x32\x19.expressway.lane.v1.Usage\x12.\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1c.expressway.lane.v1.Counters\x12\x12\n\nerror_code\x18\x04 \x01(\t\x12\x15\n\rerror_message\x18\x05 \x01(\t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x0e\n\x0cWatchRequest\"\x0e\n\x0c\x44rainRequest\"\x0c\n\nDrainReply*\x84\x01\n\tLaneState\x12\x1a\n\x16LANE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13LANE_STATE_STARTING\x10\x01\x12\x14\n\x10LANE_STATE_READY\x10\x02\x12\x13\n\x0fLANE_STATE_BUSY\x10\x03\x12\x17\n\x13LANE_STATE_DRAINING\x10\x04*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32\x8d\x03\n\x04Lane\x12I\n\x05Hello\x12 .expressway.lane.v1.HelloRequest\x1a\x1e.expressway.lane.v1.HelloReply\x12T\n\x08Generate\x12#.expressway.lane.v1.GenerateRequest\x1a!.expressway.lane.v1.GenerateEvent0\x01\x12L\n\x06\x43\x61ncel\x12!.expressway.lane.v1.CancelRequest\x1a\x1f.expressway.lane.v1.CancelReply\x12K\n\x05Watch\x12 .expressway.lane.v1.WatchRequest\x1a\x1e.expressway.lane.v1.LaneStatus0\x01\x12I\n\x05\x44rain\x12 .expressway.lane.v1.DrainRequest\x1a\x1e.expressway.lane.v1.DrainReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17laneproto/v1/lane.proto\x12\x12\x65xpressway.lane.v1\"(\n\x0cHelloRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\"\xc4\x01\n\nHelloReply\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04lane\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12,\n\x05model\x18\x06 \x01(\x0b\x32\x1d.expressway.lane.v1.ModelInfo\x12.\n\x06status\x18\x07 \x01(\x0b\x32\x1e.expressway.lane.v1.LaneStatus\"\xc9\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x05 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x06 \x03(\r\x12\x15\n\rexpert_format\x18\x07 \x01(\t\x12\x14\n\x0cregion_bytes\x18\x08 \x01(\x04\x12\x19\n\x11max_output_tokens\x18\t \x01(\r\"\x97\x01\n\nLaneStatus\x12,\n\x05state\x18\x01 \x01(\x0e\x32\x1d.expressway.lane.v1.LaneState\x12.\n\x08\x63ounters\x18\x02 \x01(\x0b\x32\x1c.expressway.lane.v1.Counters\x12\x19\n\x11\x61\x63tive_request_id\x18\x03 \x01(\t\x12\x10\n\x08stamp_ns\x18\x04 \x01(\x04\"\xee\x03\n\x08\x43ounters\x12\x10\n\x08requests\x18\x01 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x02 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x03 \x01(\x04\x12\x0f\n\x07windows\x18\x04 \x01(\x04\x12\x13\n\x0b\x65xpert_hits\x18\x05 \x01(\x04\x12\x15\n\rexpert_misses\x18\x06 \x01(\x04\x12\x18\n\x10\x65xpert_hit_bytes\x18\x07 \x01(\x04\x12\x19\n\x11\x65xpert_miss_bytes\x18\x08 \x01(\x04\x12\x18\n\x10\x63\x61\x63he_admissions\x18\t \x01(\x04\x12\x17\n\x0f\x63\x61\x63he_evictions\x18\n \x01(\x04\x12\x18\n\x10\x63\x61\x63he_used_bytes\x18\x0b \x01(\x04\x12\x1a\n\x12\x63\x61\x63he_budget_bytes\x18\x0c \x01(\x04\x12\x11\n\tcancelled\x18\r \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x0e \x01(\x04\x12\x12\n\nprefill_ns\x18\x0f \x01(\x04\x12\x11\n\tdecode_ns\x18\x10 \x01(\x04\x12\x12\n\nngram_rows\x18\x11 \x01(\x04\x12\x18\n\x10ngram_cache_hits\x18\x12 \x01(\x04\x12\x1b\n\x13ngram_prefetch_hits\x18\x13 \x01(\x04\x12\x18\n\x10ngram_read_bytes\x18\x14 \x01(\x04\x12\x15\n\rngram_wait_ns\x18\x15 \x01(\x04\"\xb2\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12?\n\nlogit_bias\x18\t \x03(\x0b\x32+.expressway.lane.v1.Sampling.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\n \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\xd0\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.expressway.lane.v1.Sampling\x12\x10\n\x08stop_ids\x18\x05 \x03(\r\x12\x10\n\x08logprobs\x18\x06 \x01(\x08\x12\x14\n\x0ctop_logprobs\x18\x07 \x01(\r\x12\x17\n\x0freplayed_tokens\x18\x08 \x01(\r\"\xae\x01\n\rGenerateEvent\x12\x30\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1c.expressway.lane.v1.AcceptedH\x00\x12\x30\n\x06tokens\x18\x02 \x01(\x0b\x32\x1e.expressway.lane.v1.TokenChunkH\x00\x12\x30\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1c.expressway.lane.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x1c\n\x08\x41\x63\x63\x65pted\x12\x10\n\x08stamp_ns\x18\x01 \x01(\x04\"7\n\nTokenChunk\x12)\n\x06tokens\x18\x01 \x03(\x0b\x32\x19.expressway.lane.v1.Token\"e\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x10\n\x08stamp_ns\x18\x02 \x01(\x04\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12-\n\x03top\x18\x04 \x03(\x0b\x32 .expressway.lane.v1.TokenLogprob\"+\n\x0cTokenLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"\xc1\x01\n\x08\x46inished\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .expressway.lane.v1.FinishReason\x12(\n\x05usage\x18\x02 \x01(\x0b\x32\x19.expressway.lane.v1.Usage\x12.\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1c.expressway.lane.v1.Counters\x12\x12\n\nerror_code\x18\x04 \x01(\t\x12\x15\n\rerror_message\x18\x05 \x01(\t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"\x0e\n\x0cWatchRequest\"\x0e\n\x0c\x44rainRequest\"\x0c\n\nDrainReply*\x84\x01\n\tLaneState\x12\x1a\n\x16LANE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13LANE_STATE_STARTING\x10\x01\x12\x14\n\x10LANE_STATE_READY\x10\x02\x12\x13\n\x0fLANE_STATE_BUSY\x10\x03\x12\x17\n\x13LANE_STATE_DRAINING\x10\x04*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32\x8d\x03\n\x04Lane\x12I\n\x05Hello\x12 .expressway.lane.v1.HelloRequest\x1a\x1e.expressway.lane.v1.HelloReply\x12T\n\x08Generate\x12#.expressway.lane.v1.GenerateRequest\x1a!.expressway.lane.v1.GenerateEvent0\x01\x12L\n\x06\x43\x61ncel\x12!.expressway.lane.v1.CancelRequest\x1a\x1f.expressway.lane.v1.CancelReply\x12K\n\x05Watch\x12 .expressway.lane.v1.WatchRequest\x1a\x1e.expressway.lane.v1.LaneStatus0\x01\x12I\n\x05\x44rain\x12 .expressway.lane.v1.DrainRequest\x1a\x1e.expressway.lane.v1.DrainReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'laneproto.v1.lane_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LANESTATE']._serialized_start=2210
-  _globals['_LANESTATE']._serialized_end=2342
-  _globals['_FINISHREASON']._serialized_start=2345
-  _globals['_FINISHREASON']._serialized_end=2494
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_LANESTATE']._serialized_start=2467
+  _globals['_LANESTATE']._serialized_end=2599
+  _globals['_FINISHREASON']._serialized_start=2602
+  _globals['_FINISHREASON']._serialized_end=2751
   _globals['_HELLOREQUEST']._serialized_start=47
   _globals['_HELLOREQUEST']._serialized_end=87
   _globals['_HELLOREPLY']._serialized_start=90
@@ -45,34 +47,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LANESTATUS']._serialized_end=644
   _globals['_COUNTERS']._serialized_start=647
   _globals['_COUNTERS']._serialized_end=1141
-  _globals['_SAMPLING']._serialized_start=1143
-  _globals['_SAMPLING']._serialized_end=1218
-  _globals['_GENERATEREQUEST']._serialized_start=1221
-  _globals['_GENERATEREQUEST']._serialized_end=1404
-  _globals['_GENERATEEVENT']._serialized_start=1407
-  _globals['_GENERATEEVENT']._serialized_end=1581
-  _globals['_ACCEPTED']._serialized_start=1583
-  _globals['_ACCEPTED']._serialized_end=1611
-  _globals['_TOKENCHUNK']._serialized_start=1613
-  _globals['_TOKENCHUNK']._serialized_end=1668
-  _globals['_TOKEN']._serialized_start=1670
-  _globals['_TOKEN']._serialized_end=1771
-  _globals['_TOKENLOGPROB']._serialized_start=1773
-  _globals['_TOKENLOGPROB']._serialized_end=1816
-  _globals['_USAGE']._serialized_start=1818
-  _globals['_USAGE']._serialized_end=1898
-  _globals['_FINISHED']._serialized_start=1901
-  _globals['_FINISHED']._serialized_end=2094
-  _globals['_CANCELREQUEST']._serialized_start=2096
-  _globals['_CANCELREQUEST']._serialized_end=2131
-  _globals['_CANCELREPLY']._serialized_start=2133
-  _globals['_CANCELREPLY']._serialized_end=2161
-  _globals['_WATCHREQUEST']._serialized_start=2163
-  _globals['_WATCHREQUEST']._serialized_end=2177
-  _globals['_DRAINREQUEST']._serialized_start=2179
-  _globals['_DRAINREQUEST']._serialized_end=2193
-  _globals['_DRAINREPLY']._serialized_start=2195
-  _globals['_DRAINREPLY']._serialized_end=2207
-  _globals['_LANE']._serialized_start=2497
-  _globals['_LANE']._serialized_end=2894
+  _globals['_SAMPLING']._serialized_start=1144
+  _globals['_SAMPLING']._serialized_end=1450
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1402
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1450
+  _globals['_GENERATEREQUEST']._serialized_start=1453
+  _globals['_GENERATEREQUEST']._serialized_end=1661
+  _globals['_GENERATEEVENT']._serialized_start=1664
+  _globals['_GENERATEEVENT']._serialized_end=1838
+  _globals['_ACCEPTED']._serialized_start=1840
+  _globals['_ACCEPTED']._serialized_end=1868
+  _globals['_TOKENCHUNK']._serialized_start=1870
+  _globals['_TOKENCHUNK']._serialized_end=1925
+  _globals['_TOKEN']._serialized_start=1927
+  _globals['_TOKEN']._serialized_end=2028
+  _globals['_TOKENLOGPROB']._serialized_start=2030
+  _globals['_TOKENLOGPROB']._serialized_end=2073
+  _globals['_USAGE']._serialized_start=2075
+  _globals['_USAGE']._serialized_end=2155
+  _globals['_FINISHED']._serialized_start=2158
+  _globals['_FINISHED']._serialized_end=2351
+  _globals['_CANCELREQUEST']._serialized_start=2353
+  _globals['_CANCELREQUEST']._serialized_end=2388
+  _globals['_CANCELREPLY']._serialized_start=2390
+  _globals['_CANCELREPLY']._serialized_end=2418
+  _globals['_WATCHREQUEST']._serialized_start=2420
+  _globals['_WATCHREQUEST']._serialized_end=2434
+  _globals['_DRAINREQUEST']._serialized_start=2436
+  _globals['_DRAINREQUEST']._serialized_end=2450
+  _globals['_DRAINREPLY']._serialized_start=2452
+  _globals['_DRAINREPLY']._serialized_end=2464
+  _globals['_LANE']._serialized_start=2754
+  _globals['_LANE']._serialized_end=3151
 # @@protoc_insertion_point(module_scope)
