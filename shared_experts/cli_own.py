@@ -33,11 +33,20 @@ _DEFAULT_THREADS_MAX = 16  # beyond this a fill is bound by page clearing, not b
 @click.option(
     "--socket", "socket_path", type=click.Path(path_type=Path), help="Default: owner.sock in the run directory."
 )
+@click.option(
+    "--regions", type=click.Path(path_type=Path), help="Where owners of other clusters are met, to share one region."
+)
 @click.option("--threads", type=click.IntRange(1, 256), help="Fill threads. Default: this process's cores, at most 16.")
 @click.option("--log-json", is_flag=True, help="One JSON object per line instead of readable text.")
 @click.option("--die-with-parent", is_flag=True, help="SIGTERM when the process that started this one dies.")
 def own(
-    pack_dir: Path, run_dir: Path, socket_path: Path | None, threads: int | None, log_json: bool, die_with_parent: bool
+    pack_dir: Path,
+    run_dir: Path,
+    socket_path: Path | None,
+    regions: Path | None,
+    threads: int | None,
+    log_json: bool,
+    die_with_parent: bool,
 ) -> int:
     """Hold the shared expert region of a pack and lend it to lanes until told to stop."""
     configure_log(json=log_json)
@@ -50,7 +59,7 @@ def own(
         with Pack.open(pack_dir) as pack:  # the fill opens its file itself and trusts digests only
             experts_path, shape = Path(pack.experts_path), RegionShape.of(pack.manifest)
         threads = threads or min(_DEFAULT_THREADS_MAX, len(os.sched_getaffinity(0)))
-        owner = Owner(OwnerConfig(run_dir, experts_path, shape, threads, socket_path))
+        owner = Owner(OwnerConfig(run_dir, experts_path, shape, threads, socket_path, regions_dir=regions))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: owner.stop())
         log.info("owner_starting", pack=str(pack_dir), run_dir=str(run_dir), pid=os.getpid())

@@ -1,12 +1,15 @@
 """The region's owner: one process per run directory that adopts or builds the region, then only lends its descriptor.
 
-Not here: the command line (cli_own.py), restarts (the keeper that started it).
+Not here: the command line (cli_own.py), restarts (the keeper that started it), where owners of several clusters meet
+(rendezvous.py).
 Invariant: while it lives it alone holds `owner.lock` (the kernel frees it on any death); it never builds a region while
-a living lane of the run directory holds a good one of the same pack; it maps nothing once the region is ready.
+a living lane of the run directory, or the owner or a lane of another cluster of this user, holds a good one of the same
+pack; it maps nothing once the region is ready.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -23,14 +26,15 @@ from shared_experts.errors import RegionBusy, RegionError
 from shared_experts.fill import OnStep, SealedRegion, Stopped
 from shared_experts.handoff import RegionStatus, ask
 from shared_experts.region import GENERATION_BYTES, RegionHeader, RegionShape, check_descriptor
+from shared_experts.rendezvous import LANE_SOCKETS, OWNER_SOCKET, Rendezvous
 
 LOCK_NAME = "owner.lock"
-SOCKET_NAME = "owner.sock"
-HOLDER_PATTERN = "lane-*.region.sock"
+SOCKET_NAME = OWNER_SOCKET
 HOLDERS_MAX = 256
 # A dead lane's socket refuses at once; the limit is for one that lives and is slow, where giving up too early would put
 # the experts into memory a second time.
 _HOLDER_LIMIT_S = 5.0
+_LOCK_POLL_S = 0.2
 _PROGRESS_LOG_S = 5.0
 
 _log = structlog.get_logger(__name__)
@@ -46,6 +50,7 @@ class OwnerConfig:
     threads: int
     socket_path: Path | None = None  # default: SOCKET_NAME in the run directory
     huge_pages: bool = True
+    regions_dir: Path | None = None  # where this user's owners meet; None: this owner knows no other cluster
 
 
 class Owner:
@@ -69,11 +74,15 @@ class Owner:
         """Adopts or builds, serves until `stop`, cleans up. Raises a typed error when there is nothing to serve."""
         folder = run_directory(self._config.run_dir)
         lock = take_lock(folder)
+        meeting: Rendezvous | None = None
         try:
+            if self._config.regions_dir is not None:
+                regions = run_directory(self._config.regions_dir)
+                meeting = Rendezvous(regions, self._config.shape.fingerprint, folder)
             server = DescriptorServer(self._config.socket_path or folder / SOCKET_NAME, self._answer)
             with server:
                 try:
-                    self._obtain(folder)
+                    self._meet_and_obtain(folder, meeting)
                     self._stop.wait()
                 except Stopped:
                     pass
@@ -82,16 +91,55 @@ class Owner:
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None
+            if meeting is not None:
+                meeting.leave()
             os.close(lock)
 
     def _answer(self) -> tuple[RegionStatus, int | None]:
         status = self._status  # one read: `_fd` is set before a status that says "ready" is
         return status, self._fd if status.state == "ready" else None
 
-    def _obtain(self, folder: Path) -> None:
-        began_s = time.monotonic()
+    def _meet_and_obtain(self, folder: Path, meeting: Rendezvous | None) -> None:
+        """One owner of this pack at a time: who comes second finds what the first has made."""
         self._status = replace(self._status, state="adopting")
-        region, source = self._adopt(folder), "adopted"
+        if meeting is None:
+            return self._obtain(self._holders([folder]))
+        lock = self._wait_for_lock(meeting)
+        try:
+            meeting.sweep()
+            meeting.join()
+            self._obtain(self._holders([folder, *meeting.others()]))
+        finally:
+            os.close(lock)
+
+    def _wait_for_lock(self, meeting: Rendezvous) -> int:
+        waiting = False
+        while (lock := meeting.try_lock()) is None:
+            self._check_stop()
+            if not waiting:
+                _log.info("owner_waits", reason="another cluster's owner prepares the region of this pack")
+            waiting = True
+            for other in meeting.others():
+                with contextlib.suppress(RegionError):  # its progress is ours
+                    status, _ = ask(other / OWNER_SOCKET, "status", timeout_s=_LOCK_POLL_S)
+                    if status.state != "ready":
+                        done_bytes = min(status.done_bytes, self._status.total_bytes)
+                        self._status = replace(self._status, done_bytes=done_bytes)
+            self._stop.wait(_LOCK_POLL_S)
+        self._status = replace(self._status, done_bytes=0)
+        return lock
+
+    def _holders(self, run_dirs: list[Path]) -> list[Path]:
+        """Sockets of all who may hold the region, our own lanes first."""
+        own, *others = run_dirs
+        found = sorted(own.glob(LANE_SOCKETS))[:HOLDERS_MAX]
+        for other in others:
+            found += [other / OWNER_SOCKET, *sorted(other.glob(LANE_SOCKETS))[:HOLDERS_MAX]]
+        return found
+
+    def _obtain(self, holders: list[Path]) -> None:
+        began_s = time.monotonic()
+        region, source = self._adopt(holders), "adopted"
         if region is None:
             began_s = time.monotonic()
             self._status = replace(self._status, state="filling", done_bytes=0)
@@ -126,28 +174,28 @@ class Owner:
             huge_pages=self._config.huge_pages,
         )
 
-    def _adopt(self, folder: Path) -> SealedRegion | None:
-        """The region that a living lane still holds, proven byte for byte; None when there is none."""
-        for path in sorted(folder.glob(HOLDER_PATTERN))[:HOLDERS_MAX]:
+    def _adopt(self, holders: list[Path]) -> SealedRegion | None:
+        """The region that a living process holds, proven byte for byte; None when there is none."""
+        for path in holders:
             self._check_stop()
             try:
                 status, fd = ask(path, "descriptor", timeout_s=_HOLDER_LIMIT_S)
             except RegionError as error:
-                _log.info("holder_skipped", holder=path.name, reason=str(error))
+                _log.info("holder_skipped", holder=_name(path), reason=str(error))
                 continue
             if fd is None:
-                _log.info("holder_skipped", holder=path.name, reason="it has no region")
+                _log.info("holder_skipped", holder=_name(path), reason="it has no region")
                 continue
             try:
                 header = self._prove(fd, status)
             except (RegionError, OSError) as error:
                 os.close(fd)
-                _log.warning("holder_skipped", holder=path.name, reason=str(error))
+                _log.warning("holder_skipped", holder=_name(path), reason=str(error))
                 continue
             except BaseException:
                 os.close(fd)
                 raise
-            _log.info("region_adopted", holder=path.name, holder_pid=status.pid)
+            _log.info("region_adopted", holder=_name(path), holder_pid=status.pid)
             return SealedRegion(fd, header, os.fstatvfs(fd).f_bsize)
         return None
 
@@ -167,6 +215,10 @@ class Owner:
     def _check_stop(self) -> None:
         if self._stop.is_set():
             raise Stopped
+
+
+def _name(holder: Path) -> str:
+    return f"{holder.parent.name}/{holder.name}"
 
 
 def take_lock(folder: Path) -> int:

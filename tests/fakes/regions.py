@@ -1,7 +1,7 @@
 """A small synthetic pack (manifest and experts.bin), regions made of it, and an owner process that needs no pack.
 
-Run as a program it is that owner process: `python -m tests.fakes.regions RUN_DIR EXPERTS SEED [KILL_AT]` serves until
-SIGTERM, and with KILL_AT kills itself at that call of the step callback.
+Run as a program it is that owner process: `python -m tests.fakes.regions RUN_DIR EXPERTS SEED KILL_AT [REGIONS]` serves
+until SIGTERM, and with KILL_AT (else -1) kills itself at that call of the step callback.
 """
 
 from __future__ import annotations
@@ -76,9 +76,11 @@ def forged(
     return reader
 
 
-def start_owner(run_dir: Path, experts: Path, seed: int = 0, kill_at: int | None = None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.fakes.regions", str(run_dir), str(experts), str(seed)]
-    return subprocess.Popen([*command, *([] if kill_at is None else [str(kill_at)])], cwd=ROOT, stderr=subprocess.PIPE)
+def start_owner(
+    run_dir: Path, experts: Path, seed: int = 0, kill_at: int = -1, regions: Path | None = None
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.fakes.regions", *map(str, (run_dir, experts, seed, kill_at))]
+    return subprocess.Popen([*command, *([str(regions)] if regions else [])], cwd=ROOT, stderr=subprocess.PIPE)
 
 
 def wait_ready(socket: Path, limit_s: float = 30.0) -> RegionStatus:
@@ -104,19 +106,22 @@ def open_descriptors() -> int:
 
 
 def main() -> None:
-    run_dir, experts, seed, *rest = sys.argv[1:]
-    kill_at = int(rest[0]) if rest else None
+    run_dir, experts, seed, kill_at, *meeting = sys.argv[1:]
     fill.CHUNK_BYTES = 4096  # many steps out of a tiny file
     calls, lock = 0, threading.Lock()
 
     def on_step(step: str, done_bytes: int) -> None:
         nonlocal calls
         with lock:
-            if calls == kill_at:
+            if calls == int(kill_at):
                 os.kill(os.getpid(), signal.SIGKILL)
             calls += 1
 
-    owner = Owner(OwnerConfig(Path(run_dir), Path(experts), shape(int(seed)), 2, huge_pages=False), on_step=on_step)
+    config = OwnerConfig(
+        Path(run_dir), Path(experts), shape(int(seed)), 2, huge_pages=False,
+        regions_dir=Path(meeting[0]) if meeting else None,
+    )  # fmt: skip
+    owner = Owner(config, on_step=on_step)
     signal.signal(signal.SIGTERM, lambda *_: owner.stop())
     owner.run()
 
