@@ -8,21 +8,21 @@ Invariant: an open `Checkpoint` has every tensor its config needs, once and in t
 
 from __future__ import annotations
 
-import math
+import hashlib
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from shared_experts import limits
-from shared_experts.codecs import F32Array, f32_from_bf16
+from shared_experts.codecs import F32Array
 from shared_experts.errors import CheckpointError
 from shared_experts.fields import Fields, parse_json, plain, plain_name
 from shared_experts.qwen4_exp import NgramConstants, TextConfig
-from shared_experts.safetensors_reader import DTYPE_BYTES, SafetensorsFile, TensorInfo, open_regular
+from shared_experts.safetensors_reader import SafetensorsFile, open_regular
+from shared_experts.tensor_source import FLOATS, FP8, NgramSource, Source
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 EXTRA_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -36,54 +36,8 @@ _NGRAM = re.compile(
     r"|(layer_multipliers|ngram_heads_offsets|ngram_heads_vocab_sizes))"
 )
 _VISION = "model.visual."
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One floating-point tensor of one file."""
-
-    file: SafetensorsFile
-    info: TensorInfo
-
-    @property
-    def elements(self) -> int:
-        """How many values it holds."""
-        return math.prod(self.info.shape)
-
-    def error(self, reason: str) -> CheckpointError:
-        """A refusal that names this tensor."""
-        return CheckpointError(self.file.path, reason, tensor=self.info.name)
-
-    def read(self, start: int, count: int) -> F32Array:
-        """`count` values from element `start`, as finite fp32."""
-        size = DTYPE_BYTES[self.info.dtype]
-        raw = np.empty(count * size, np.uint8)
-        self.file.read_into(self.info, start * size, raw.data)
-        if self.info.dtype == "BF16":
-            values = f32_from_bf16(raw.view("<u2"))
-        else:
-            values = raw.view("<f4" if self.info.dtype == "F32" else "<f2").astype(np.float32, copy=False)
-        with np.errstate(over="ignore", invalid="ignore"):
-            suspect = not np.isfinite(values.sum())
-        if suspect and not (finite := np.isfinite(values)).all():
-            raise self.error(f"element {start + int(np.argmin(finite))} is not finite")
-        return values
-
-    def blocks(self, multiple: int = 1) -> Iterator[F32Array]:
-        """All values in order, some MiB at a time, in runs of whole `multiple`s."""
-        step = max(1, limits.BLOCK_BYTES // 4 // multiple) * multiple
-        for start in range(0, self.elements, step):
-            yield self.read(start, min(step, self.elements - start))
-
-
-@dataclass(frozen=True, slots=True)
-class NgramSource:
-    """One n-gram table: its parts in row order, and its hash constants."""
-
-    parts: tuple[Source, ...]
-    rows: int
-    columns: int
-    constants: NgramConstants
+_SCALE = "_scale_inv"
+FP8_BLOCK = (128, 128)
 
 
 class Checkpoint:
@@ -91,7 +45,7 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config, self.text = _read_config(path)
+        self.config, self.text, self._fp8 = _read_config(path)
         self._files = _open_files(path)
         try:
             self._sort()
@@ -133,9 +87,24 @@ class Checkpoint:
             gate_up = found["gate_up_proj"].read(expert * 2 * size, 2 * size)
             down = found["down_proj"].read(expert * size, size)
         else:
-            gate_up = np.concatenate([found[f"{expert}.{part}"].read(0, size) for part in ("gate", "up")])
+            gate_up = np.empty(2 * size, np.float32)
+            found[f"{expert}.gate"].read(0, size, gate_up[:size])
+            found[f"{expert}.up"].read(0, size, gate_up[size:])
             down = found[f"{expert}.down"].read(0, size)
         return gate_up.reshape(2 * inner, hidden), down.reshape(hidden, inner)
+
+    def identity(self) -> str:
+        """A digest of what a conversion depends on: every small file's bytes, every large one's name, size and time."""
+        lines = []
+        for file in self._files:
+            status = os.fstat(file.descriptor)
+            lines.append(f"{file.path.name} {status.st_size} {status.st_mtime_ns} {file.header_sha256}")
+        small = [self.path / "config.json", self.path / INDEX, *self.extra_files()]
+        for path in small:
+            if path.exists():
+                digest = hashlib.sha256(read_small(path, limits.EXTRA_FILE_BYTES)).hexdigest()
+                lines.append(f"{path.name} {digest}")
+        return hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
 
     def extra_files(self) -> list[Path]:
         """Tokenizer and other small files that a pack carries along, those that exist."""
@@ -155,6 +124,7 @@ class Checkpoint:
                     other = by_name[name]
                     raise source.error(f"is there twice: also as {other.info.name!r} in {other.file.path.name}")
                 by_name[name] = source
+        self._scales = {name: by_name.pop(name) for name in list(by_name) if name.endswith(_SCALE)}
         self.draft_layers = self._count_draft_layers(by_name)
         has_head = "lm_head.weight" in by_name
         if not has_head and not self.text.tied:
@@ -177,6 +147,8 @@ class Checkpoint:
                 else "unknown name"
             )
             raise source.error(known)
+        for source in self._scales.values():
+            raise source.error(f"is no scale of an {FP8} tensor that the config names")
 
     def _count_draft_layers(self, by_name: dict[str, Source]) -> int:
         numbers = [int(m[1]) for name in by_name if (m := re.match(rf"mtp\.layers\.{_NUMBER}\.", name))]
@@ -189,16 +161,38 @@ class Checkpoint:
         return count
 
     def _take(
-        self, by_name: dict[str, Source], name: str, shape: tuple[int, ...], dtypes: str = "F32 F16 BF16"
+        self, by_name: dict[str, Source], name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = (*FLOATS, FP8)
     ) -> Source:
         source = by_name.pop(name, None)
         if source is None:
             raise CheckpointError(self.path, "is missing", tensor=name)
         if source.info.shape != shape:
             raise source.error(f"has shape {list(source.info.shape)}, the config wants {list(shape)}")
-        if source.info.dtype not in dtypes.split():
-            raise source.error(f"has dtype {source.info.dtype}, wanted {' or '.join(dtypes.split())}")
-        return source
+        if source.info.dtype not in dtypes:
+            raise source.error(f"has dtype {source.info.dtype}, wanted {' or '.join(dtypes)}")
+        return self._scaled(source, name) if source.info.dtype == FP8 else source
+
+    def _scaled(self, source: Source, name: str, table: str | None = None) -> Source:
+        """An FP8 tensor with its scales: one per block, or one in all for (the shards of) the n-gram table `table`."""
+        shape = source.info.shape
+        if not self._fp8:
+            raise source.error(f"has dtype {FP8}, but config.json has no quantization_config that says so")
+        if len(shape) < 2:
+            raise source.error(f"has dtype {FP8} and shape {list(shape)}; only matrices have scales")
+        scale = self._scales.pop(name + _SCALE, None)
+        if scale is None and table is not None:
+            scale = self._scales.get(table + _SCALE)
+        if scale is None:
+            raise source.error(f"has dtype {FP8}, and its {name.rpartition('.')[2] + _SCALE} is missing")
+        if scale.info.dtype not in ("F32", "BF16"):
+            raise scale.error(f"has dtype {scale.info.dtype}, wanted F32 or BF16")
+        rows, columns = FP8_BLOCK
+        grid = (*shape[:-2], -(-shape[-2] // rows), -(-shape[-1] // columns))
+        if table is not None and scale.elements == 1 and scale.info.shape in ((), (1,), (1, 1)):
+            return replace(source, scale=scale, block=(shape[0], shape[1]))
+        if scale.info.shape != grid:
+            raise scale.error(f"has shape {list(scale.info.shape)}, blocks of {rows} x {columns} need {list(grid)}")
+        return replace(source, scale=scale, block=FP8_BLOCK)
 
     def _take_experts(self, by_name: dict[str, Source], layer: int) -> dict[str, Source]:
         at, hidden, inner, experts = (
@@ -223,16 +217,24 @@ class Checkpoint:
         rows, columns = self.text.ngram_rows(constants), self.text.ngram_columns
         whole = f"{at}.ngram_embedding.weight"
         if whole in by_name:
-            return NgramSource((self._take(by_name, whole, (rows, columns)),), rows, columns, constants)
+            return NgramSource((self._take_rows(by_name, whole, whole, (rows, columns)),), rows, columns, constants)
         parts: list[Source] = []
         while (name := f"{at}.ngram_embedding.shard_{len(parts)}.weight") in by_name:
             shape = by_name[name].info.shape
-            parts.append(self._take(by_name, name, (shape[0] if shape else 0, columns)))
+            parts.append(self._take_rows(by_name, name, whole, (shape[0] if shape else 0, columns)))
         found = sum(part.info.shape[0] for part in parts)
         if not parts or found != rows:
             reason = f"its {len(parts)} shards have {found} rows, the config wants {rows}" if parts else "is missing"
             raise CheckpointError(self.path, reason, tensor=whole)
+        if any(part.scale is self._scales.get(whole + _SCALE) for part in parts if part.scale is not None):
+            del self._scales[whole + _SCALE]
         return NgramSource(tuple(parts), rows, columns, constants)
+
+    def _take_rows(self, by_name: dict[str, Source], name: str, table: str, shape: tuple[int, int]) -> Source:
+        source = by_name.get(name)
+        if source is not None and source.info.dtype == FP8 and source.info.shape == shape:
+            return self._scaled(by_name.pop(name), name, table)
+        return self._take(by_name, name, shape)
 
     def _take_constants(self, by_name: dict[str, Source], at: str, layer: int) -> NgramConstants:
         heads = self.text.ngram_heads
@@ -246,7 +248,7 @@ class Checkpoint:
             return self.text.ngram_constants(layer)
         values: list[tuple[int, ...]] = []
         for name, size in sizes.items():
-            source = self._take(by_name, f"{at}.{name}", (size,), "I64")
+            source = self._take(by_name, f"{at}.{name}", (size,), ("I64",))
             raw = np.empty(size, "<i8")
             source.file.read_into(source.info, 0, raw.data.cast("B"))
             values.append(tuple(raw.tolist()))
@@ -275,7 +277,8 @@ def read_small(path: Path, most: int) -> bytes:
         return file.read(most)
 
 
-def _read_config(path: Path) -> tuple[dict[str, object], TextConfig]:
+def _read_config(path: Path) -> tuple[dict[str, object], TextConfig, bool]:
+    """(the text config, its sizes, whether FP8 tensors are to be expected)."""
     file = path / "config.json"
 
     def fail(reason: str) -> CheckpointError:
@@ -283,7 +286,7 @@ def _read_config(path: Path) -> tuple[dict[str, object], TextConfig]:
 
     whole = Fields(parse_json(read_small(file, limits.CONFIG_BYTES), fail), fail)
     plain(whole.values, fail)
-    values = dict(whole.values)
+    values, inner = dict(whole.values), whole
     if "text_config" in values:
         outer_tied = whole.boolean("tie_word_embeddings", False)
         inner = Fields(values["text_config"], fail, "text_config")
@@ -291,7 +294,25 @@ def _read_config(path: Path) -> tuple[dict[str, object], TextConfig]:
         values.setdefault("model_type", "qwen4_exp_text")
         if whole.text("model_type", 64) != "qwen4_exp":
             raise fail(f"model_type {whole.values['model_type']!r} is not read; known: qwen4_exp")
-    return {str(key): value for key, value in values.items()}, TextConfig.parse(values, fail)
+    values.pop("quantization_config", None)  # the pack is not quantised in this way
+    descriptions = [m["quantization_config"] for m in (whole.values, inner.values) if m.get("quantization_config")]
+    for description in descriptions:
+        _check_quantisation(Fields(description, fail, "quantization_config"))
+    fp8 = bool(descriptions)
+    return {str(key): value for key, value in values.items()}, TextConfig.parse(values, fail), fp8
+
+
+def _check_quantisation(read: Fields) -> None:
+    """A checkpoint that says it is quantised must be so in the one way that is read."""
+    method = read.text("quant_method", 64)
+    if method != "fp8":
+        read.refuse(f"quantization_config.quant_method {method!r} is not read; known: fp8")
+    if read.text("fmt", 64, "e4m3") != "e4m3":
+        read.refuse(f"quantization_config.fmt {read.values['fmt']!r} is not read; known: e4m3")
+    if tuple(read.integers("weight_block_size", 2, 1, 1 << 16)) != FP8_BLOCK:
+        read.refuse(
+            f"quantization_config.weight_block_size {read.values['weight_block_size']} is not {list(FP8_BLOCK)}"
+        )
 
 
 def _open_files(path: Path) -> list[SafetensorsFile]:

@@ -39,13 +39,19 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object in
     "--dense", type=click.Choice(["bf16", "f32"]), default="bf16", show_default=True, help="All other matrices."
 )
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads that convert experts (default: one per CPU).")
+@click.option("--restart", is_flag=True, help="Discard what an unfinished conversion to OUT left.")
 @_JSON
-def pack(source: Path, out: Path, experts: str, dense: str, threads: int | None, as_json: bool) -> None:
-    """Convert the checkpoint directory SOURCE into the new pack OUT."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stopped conversion cleans up
+def pack(source: Path, out: Path, experts: str, dense: str, threads: int | None, restart: bool, as_json: bool) -> None:
+    """Convert the checkpoint directory SOURCE into the new pack OUT.
+
+    A conversion that was stopped goes on where it was, when it is asked for again with the same options.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stopped conversion ends in order
     began = time.monotonic()
     with _progress("pack") as progress:
-        manifest = convert(source, out, experts=experts, dense=dense, threads=threads, progress=progress)
+        manifest = convert(
+            source, out, experts=experts, dense=dense, threads=threads, progress=progress, restart=restart, notify=_note
+        )
     seconds = round(time.monotonic() - began, 3)
     if as_json:
         click.echo(json.dumps({**describe(manifest, out), "seconds": seconds}))
@@ -125,6 +131,10 @@ def describe(manifest: Manifest, path: Path) -> dict[str, object]:
         ],
         "config": manifest.config,
     }
+
+
+def _note(what: str) -> None:
+    click.echo(f"note: {what}", err=True)
 
 
 def _total(manifest: Manifest) -> int:

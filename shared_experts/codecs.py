@@ -1,4 +1,4 @@
-"""How numbers are written: 16-bit floats, and the codes of experts; plain numpy, the truth native code must equal.
+"""How numbers are written: 16- and 8-bit floats, and the codes of experts; plain numpy, the truth of native code.
 
 Not here: speed (`quantiser`) or where bytes lie (`layout`). Invariant: every operation is one IEEE fp32 operation in
 the order written here, so that another implementation can be equal bit for bit.
@@ -53,6 +53,28 @@ def bf16_from_f32(values: F32Array) -> U16Array:
     if ((bits & np.uint32(0x7FFFFFFF)) >= BF16_MAX).any():
         raise ValueError("a value is too large for bf16")
     return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+
+
+def _e4m3_values() -> F32Array:
+    codes = np.arange(256)
+    exponent, fraction = (codes >> 3) & 15, codes & 7
+    values = np.where(exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * 2.0 ** (exponent - 7.0))
+    values[[0x7F, 0xFF]] = np.nan
+    return np.where(codes >= 128, -values, values).astype(np.float32)
+
+
+E4M3 = _e4m3_values()  # the fp32 value of every code; NaN at 0x7F and 0xFF
+LARGEST_E4M3 = 448.0
+
+
+def f32_from_e4m3(codes: U8Array, scales: F32Array, block: tuple[int, int]) -> F32Array:
+    """Codes [R, C] times the scale of their block, one fp32 product each; NaN where a code is none.
+
+    `scales` is [ceil(R / block rows), ceil(C / block columns)].
+    """
+    rows, columns = codes.shape
+    wide = np.repeat(np.repeat(scales, block[0], axis=0)[:rows], block[1], axis=1)[:, :columns]
+    return (E4M3[codes] * wide).astype(np.float32)
 
 
 def pack_nibbles(codes: U8Array, group: int) -> U8Array:

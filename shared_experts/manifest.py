@@ -1,6 +1,6 @@
 """What a pack says about itself: `manifest.msgpack`, parsed with bounds and never trusted beyond its digest.
 
-The file is a msgpack map {"magic": "expressway-pack", "version": 1, "sha256": digest of body, "body": bytes};
+The file is a msgpack map {"magic": "expressway-pack", "version": 2, "sha256": digest of body, "body": bytes};
 the body is the msgpack map of a `Manifest`. Not here: whether the sections' bytes match (`pack.Pack.verify`).
 
 Invariant: a `Manifest` returned by `decode` has every number in range, sections that neither overlap nor miss a layer,
@@ -8,7 +8,7 @@ and its fingerprint recomputed.
 
 Fingerprint: SHA-256 over lines of UTF-8, each ended by a newline:
 
-    expressway-pack 1
+    expressway-pack 2
     <experts: format hidden intermediate layers draft_layers experts record_bytes, separated by spaces>
     <SHA-256 of the config as JSON with sorted keys and no spaces, in hexadecimal>
     <per section in order of name: name file offset bytes sha256-in-hexadecimal, separated by spaces>
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from os import PathLike
 
@@ -32,11 +32,12 @@ from shared_experts.qwen4_exp import ARCHITECTURE
 
 Digest = bytes
 
-PACK_VERSION = 1
+PACK_VERSION = 2
 MAGIC = "expressway-pack"
 FILE_NAME = "manifest.msgpack"
 EXPERTS_FILE, DENSE_FILE, NGRAM_FILE = "experts.bin", "dense.safetensors", "ngram.bin"
 PAGE_BYTES = 4096
+NGRAM_PART_BYTES = 1 << 30  # an n-gram table has one section, and one digest, per so many bytes
 ROW_DTYPES = {"bf16": 2, "f16": 2, "f32": 4}
 
 
@@ -44,7 +45,7 @@ ROW_DTYPES = {"bf16": 2, "f16": 2, "f32": 4}
 class Section:
     """A run of bytes of one file of the pack, with its digest.
 
-    Names: "experts.<layer>", "dense", "ngram.<layer>", "file.<name>" (tokenizer and the like).
+    Names: "experts.<layer>", "dense", "ngram.<layer>.<part>", "file.<name>" (tokenizer and the like).
     """
 
     name: str
@@ -92,6 +93,17 @@ class NgramInfo:
     multipliers: tuple[int, ...]
     head_offsets: tuple[int, ...]
     head_vocab_sizes: tuple[int, ...]
+
+    @property
+    def table_bytes(self) -> int:
+        """What the table takes in its file."""
+        return -(-self.rows // self.rows_per_page) * self.page_bytes
+
+    def parts(self) -> Iterator[tuple[str, int, int]]:
+        """(name, offset in the file, bytes) of each of its sections: whole pages, NGRAM_PART_BYTES but for the last."""
+        step = NGRAM_PART_BYTES // self.page_bytes * self.page_bytes
+        for number, start in enumerate(range(0, self.table_bytes, step)):
+            yield f"ngram.{self.layer}.{number}", self.offset + start, min(step, self.table_bytes - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,13 +292,14 @@ def _check_sections(manifest: Manifest, file: str | PathLike[str]) -> None:
     wanted: dict[str, tuple[str, int, int | None]] = {"dense": (DENSE_FILE, 0, None)}
     for layer in range(e.layers):
         wanted[f"experts.{layer}"] = (EXPERTS_FILE, layer * layer_bytes, layer_bytes)
-    for table in manifest.ngram:
-        size = -(-table.rows // table.rows_per_page) * table.page_bytes
-        if table.offset % PAGE_BYTES:
-            raise PackError(file, f"offset {table.offset} is no multiple of a page", section=f"ngram.{table.layer}")
-        wanted[f"ngram.{table.layer}"] = (NGRAM_FILE, table.offset, size)
-    if len(wanted) != 1 + e.layers + len(manifest.ngram):
+    if len({table.layer for table in manifest.ngram}) != len(manifest.ngram):
         raise PackError(file, "two n-gram tables of one layer")
+    if sum(-(-table.table_bytes // NGRAM_PART_BYTES) for table in manifest.ngram) > limits.SECTIONS:
+        raise PackError(file, f"n-gram tables so large that they have more than {limits.SECTIONS} sections")
+    for table in manifest.ngram:
+        if table.offset % PAGE_BYTES:
+            raise PackError(file, f"offset {table.offset} is no multiple of a page", section=f"ngram.{table.layer}.0")
+        wanted |= {name: (NGRAM_FILE, offset, size) for name, offset, size in table.parts()}
     by_name = {section.name: section for section in manifest.sections}
     if len(by_name) != len(manifest.sections):
         raise PackError(file, "two sections have one name")

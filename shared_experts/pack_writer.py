@@ -1,62 +1,139 @@
-"""Writes the files of a pack one after another, hashing each section on the way.
+"""Writes the sections of a plan: steps are made by many threads ahead of one writer, which hashes beside writing.
 
-Not here: what is written (`convert`). Invariant: a file that was left without an error is on disk (fsync) and every
-section of it is in `sections` with its offset, size and digest.
+A section is on disk and in the journal before the next one begins, so whatever ends a conversion costs at most the
+section it was in. Not here: what is written (`pack_plan`).
+
+Invariant: what `write` returns is the whole plan, every section on disk with the digest of its bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from shared_experts import limits
+from shared_experts.codecs import U8Array
+from shared_experts.journal import Journal
 from shared_experts.manifest import Section
 from shared_experts.pack import Progress
+from shared_experts.pack_plan import PackPlan, PlannedSection
+from shared_experts.temporary import refusing
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
+FLUSH_BYTES = 32 << 20  # written bytes go to the disk in such runs, so that the sync at a section's end has little left
 
 
-class SectionWriter:
-    """One open file at a time; `with writer.file(name)`, inside it `with writer.section(name)` and `write`."""
+class PackWriter:
+    """Writes into one folder; close it, or use it as a context."""
 
-    def __init__(self, folder: Path, sections: list[Section], total: int, progress: Progress | None) -> None:
-        self._folder, self._sections, self._total, self._progress = folder, sections, total, progress
-        self._descriptor, self._offset, self._file, self._what = -1, 0, "", ""
-        self._digest: _Hash | None = None
-        self.done_bytes = 0
+    def __init__(self, folder: Path, plan: PackPlan, journal: Journal, threads: int, progress: Progress | None) -> None:
+        self._folder, self._plan, self._journal, self._threads = folder, plan, journal, threads
+        self._progress: Progress = progress or (lambda what, done, total: None)
+        self._descriptors: dict[str, int] = {}
+        self._done_bytes = 0
 
-    @contextmanager
-    def file(self, name: str) -> Iterator[None]:
-        """Creates a file; syncs and closes it at the end."""
-        self._file = self._what = name
-        self._offset = 0
-        self._descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            yield
-            os.fsync(self._descriptor)
-        finally:
-            os.close(self._descriptor)
+    def __enter__(self) -> PackWriter:
+        return self
 
-    @contextmanager
-    def section(self, name: str) -> Iterator[None]:
-        """What is written inside is one section."""
-        start, self._digest, self._what = self._offset, hashlib.sha256(), name
-        yield
-        self._sections.append(Section(name, self._file, start, self._offset - start, self._digest.digest()))
-        self._digest = None
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
 
-    def write(self, data: bytes | memoryview) -> None:
-        """Appends bytes."""
-        view = memoryview(data).cast("B")
-        if self._digest is not None:
-            self._digest.update(view)
-        self._offset += len(view)
-        self.done_bytes += len(view)
-        while len(view):
-            view = view[os.write(self._descriptor, view) :]
-        if self._progress is not None:
-            self._progress(self._what, self.done_bytes, self._total)
+    def keep(self) -> tuple[Section, ...]:
+        """Sections of the journal that are still whole: all their bytes are read and hashed again."""
+        with ThreadPoolExecutor(self._threads) as pool:
+            found = tuple(pool.map(self._kept, self._plan.sections))
+        kept = tuple(section for section in found if section is not None)
+        self._done_bytes = sum(section.bytes for section in kept)
+        return kept
+
+    def write(self, kept: tuple[Section, ...]) -> tuple[Section, ...]:
+        """Writes every section that is not in `kept`; all of them, in the order of the plan."""
+        sections = {section.name: section for section in kept}
+        missing = [planned for planned in self._plan.sections if planned.name not in sections]
+        steps = ((planned, number) for planned in missing for number in range(planned.steps))
+        # one more than there are processors: while it waits for the source's disk the others compute
+        with ThreadPoolExecutor(self._threads + 1) as pool, ThreadPoolExecutor(1) as hasher:
+            try:
+                made = _in_order(pool, steps, self._threads + 2)
+                for planned in missing:
+                    self._journal.begin(planned.name)
+                    section = self._write(planned, itertools.islice(made, planned.steps), hasher)
+                    self._journal.finish(section)
+                    sections[planned.name] = section
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+        return tuple(sections[planned.name] for planned in self._plan.sections)
+
+    def write_small(self, name: str, data: bytes) -> None:
+        """A whole file that is no section."""
+        with refusing(self._folder / name):
+            descriptor = self._open(name)
+            os.ftruncate(descriptor, 0)
+            _write_all(descriptor, memoryview(data), 0)
+            os.fsync(descriptor)
+        self._progress(name, self._done_bytes, self._plan.total_bytes)
+
+    def _write(self, planned: PlannedSection, steps: Iterator[U8Array], hasher: ThreadPoolExecutor) -> Section:
+        digest, start, done, flushed = hashlib.sha256(), planned.offset, 0, 0
+        with refusing(f"{self._folder / planned.file}: section {planned.name!r}"):
+            descriptor = self._open(planned.file)
+        for data in steps:
+            view = data.data.cast("B")
+            hashing = hasher.submit(digest.update, view)
+            with refusing(f"{self._folder / planned.file}: section {planned.name!r}"):
+                _write_all(descriptor, view, start + done)
+                done += len(view)
+                if done - flushed >= FLUSH_BYTES:  # starts the writing of dirty pages, waits for nothing
+                    os.posix_fadvise(descriptor, start + flushed, done - flushed, os.POSIX_FADV_DONTNEED)
+                    flushed = done
+            hashing.result()
+            self._done_bytes += len(view)
+            self._progress(planned.name, self._done_bytes, self._plan.total_bytes)
+        if done != planned.bytes:
+            raise RuntimeError(f"section {planned.name} has {done} bytes, planned were {planned.bytes}")
+        with refusing(f"{self._folder / planned.file}: section {planned.name!r}"):
+            os.fsync(descriptor)
+        return Section(planned.name, planned.file, planned.offset, planned.bytes, digest.digest())
+
+    def _kept(self, planned: PlannedSection) -> Section | None:
+        section = self._journal.done.get(planned.name)
+        if section is None or (section.file, section.offset, section.bytes) != (
+            planned.file, planned.offset, planned.bytes,
+        ):  # fmt: skip
+            return None
+        digest = hashlib.sha256()
+        block = memoryview(bytearray(min(planned.bytes, limits.BLOCK_BYTES)))
+        with suppress(OSError), open(self._folder / planned.file, "rb", buffering=0) as file:
+            for start in range(0, planned.bytes, limits.BLOCK_BYTES):
+                size = min(limits.BLOCK_BYTES, planned.bytes - start)
+                digest.update(block[: os.preadv(file.fileno(), [block[:size]], planned.offset + start)])
+        return section if digest.digest() == section.sha256 else None
+
+    def _open(self, name: str) -> int:
+        if name not in self._descriptors:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptors[name] = os.open(self._folder / name, flags, 0o666)
+        return self._descriptors[name]
+
+
+def _write_all(descriptor: int, view: memoryview, offset: int) -> None:
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _in_order(pool: ThreadPoolExecutor, steps: Iterator[tuple[PlannedSection, int]], most: int) -> Iterator[U8Array]:
+    """Results in the order of the steps, with at most `most` begun or waiting."""
+    running: deque[Future[U8Array]] = deque()
+    for planned, number in steps:
+        running.append(pool.submit(planned.step, number))
+        if len(running) >= most:
+            yield running.popleft().result()
+    while running:
+        yield running.popleft().result()

@@ -18,7 +18,7 @@ from shared_experts.codecs import LARGEST_WEIGHT, CodesArray, F16Array, F32Array
 from shared_experts.errors import NativeMissing
 from shared_experts.layout import ExpertFormat
 
-_ABI = 4
+_ABI = 5
 ISAS = ("scalar", "avx2", "avx512")  # numbered from 1
 _BAD_WEIGHT = 2
 
@@ -27,7 +27,7 @@ class Quantiser:
     """The loaded library."""
 
     def __init__(self, library: ctypes.CDLL, path: Path) -> None:
-        self.path = path
+        self.library, self.path = library, path
         library.quantise_abi.restype = ctypes.c_int32
         if library.quantise_abi() != _ABI:
             raise NativeMissing(f"{path}: is of another version; reinstall the package")
@@ -101,5 +101,5 @@ def load_quantiser() -> Quantiser:
             except (OSError, AttributeError) as error:
                 raise NativeMissing(f"{path}: cannot be loaded ({error}); reinstall the package") from None
     raise NativeMissing(
-        f"{folder}: libquantise was not built, so packs with 4- or 8-bit experts cannot be made; install g++ and reinstall the package"
+        f"{folder}: libquantise was not built, so nothing can be converted; install g++ and reinstall the package"
     )

@@ -7,6 +7,7 @@ need, and shares no byte with another.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import stat
@@ -16,12 +17,11 @@ from pathlib import Path
 from typing import Protocol
 
 from shared_experts import limits
+from shared_experts.errors import StorageError
 from shared_experts.fields import parse_json
 
-DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8}
-_OTHER_DTYPES = frozenset(
-    ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "F64", "F8_E4M3", "F8_E5M2", "F8_E8M0")
-)
+DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8}
+_OTHER_DTYPES = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "F64", "F8_E5M2", "F8_E8M0"))
 
 
 class Refusal(Protocol):
@@ -85,7 +85,11 @@ class SafetensorsFile:
         assert 0 <= start <= start + buffer.nbytes <= info.bytes
         done = 0
         while done < buffer.nbytes:
-            got = os.preadv(self.descriptor, [buffer[done:]], info.offset + start + done)
+            try:
+                got = os.preadv(self.descriptor, [buffer[done:]], info.offset + start + done)
+            except OSError as error:
+                reason = f"tensor {info.name!r}: cannot be read: {error.strerror}"
+                raise StorageError(f"{self.path}: {reason}") from None
             if got == 0:
                 raise self._refusal("the file became shorter while it was read", info.name)
             done += got
@@ -98,7 +102,9 @@ class SafetensorsFile:
             raise self._refusal(f"the header says it has {length} bytes; at most {limits.HEADER_BYTES} are read")
         if 8 + length > self.size:
             raise self._refusal(f"truncated: the header has {length} bytes, the file {self.size}")
-        header = parse_json(os.pread(self.descriptor, length, 8), self._refusal)
+        text = os.pread(self.descriptor, length, 8)
+        self.header_sha256 = hashlib.sha256(text).hexdigest()
+        header = parse_json(text, self._refusal)
         if type(header) is not dict:
             raise self._refusal("the header is not a map")
         metadata = header.pop("__metadata__", {})
@@ -120,7 +126,7 @@ class SafetensorsFile:
         if type(dtype) is not str or dtype not in DTYPE_BYTES:
             known = isinstance(dtype, str) and dtype in _OTHER_DTYPES
             kind = f"dtype {dtype} is not read" if known else f"unknown dtype {str(dtype)[:40]!r}"
-            raise self._refusal(f"{kind}; a checkpoint's weights must be F32, F16 or BF16", shown)
+            raise self._refusal(f"{kind}; a checkpoint's weights must be F32, F16, BF16 or F8_E4M3", shown)
         if type(shape) is not list or len(shape) > limits.DIMENSIONS:
             raise self._refusal(f"the shape is not a list of at most {limits.DIMENSIONS} sizes", shown)
         if any(type(size) is not int or not 0 < size <= limits.NGRAM_ROWS for size in shape):

@@ -147,7 +147,8 @@ CASES = {
     "bytes after the end": (
         lambda p: (p / FILE).write_bytes((p / FILE).read_bytes() + b"12345678"), FILE, ["8 bytes after the last"],
     ),
-    "dtype FP8": (entry(EMBED, dtype="F8_E4M3"), FILE, [EMBED, "F8_E4M3 is not read"]),
+    "dtype FP8 of another kind": (entry(EMBED, dtype="F8_E5M2"), FILE, [EMBED, "F8_E5M2 is not read"]),
+    "dtype FP8 of another size": (entry(EMBED, dtype="F8_E4M3"), FILE, [EMBED, "needs 19200 bytes"]),
     "dtype F64": (entry(EMBED, dtype="F64"), FILE, [EMBED, "F64 is not read"]),
     "dtype unknown": (entry(EMBED, dtype="Q9"), FILE, [EMBED, "unknown dtype"]),
     "dtype not a string": (entry(EMBED, dtype=4), FILE, [EMBED, "unknown dtype"]),

@@ -88,7 +88,7 @@ def test_weights_that_no_code_stands_for_are_refused(bad):
     with pytest.raises(ValueError, match="not finite or beyond 65504"):
         quantise_q8(x)
     for isa in NATIVE.isas:
-        with pytest.raises(ValueError, match="row 1, columns 64..127"):
+        with pytest.raises(ValueError, match=r"row 1, columns 64\.\.127"):
             NATIVE.quantise_q8(x, isa=isa)
 
 

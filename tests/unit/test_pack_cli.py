@@ -121,7 +121,7 @@ def test_a_terminal_sees_progress_on_standard_error(tmp_path, checkpoint):
     assert b"pack" in shown
 
 
-def test_sigterm_cleans_up(tmp_path, restore_sigterm):
+def test_sigterm_stops_and_the_next_run_resumes(tmp_path, restore_sigterm):
     from dataclasses import replace
 
     from tests.fakes.checkpoints import SMALL
@@ -131,10 +131,37 @@ def test_sigterm_cleans_up(tmp_path, restore_sigterm):
     command = [sys.executable, "-m", "shared_experts", "pack", tmp_path / "c", tmp_path / "p", "--threads", "1"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".p.partial-*/experts.bin")) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    while b'"done"' not in read(tmp_path / ".p.partial" / "journal") and time.monotonic() < deadline:
+        time.sleep(0.002)
     process.terminate()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err.decode() == "error: interrupted: stopped by the user\n"
-    assert os.listdir(tmp_path) == ["c"]
+    assert sorted(os.listdir(tmp_path)) == [".p.partial", "c"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 0
+    assert "note: resuming: " in done.stderr.decode()
+    assert sorted(os.listdir(tmp_path)) == ["c", "p"]
+
+
+def read(path):
+    return path.read_bytes() if path.exists() else b""
+
+
+def test_restart_discards_what_is_left(tmp_path, checkpoint, capsys, monkeypatch):
+    from shared_experts import convert as convert_module
+
+    def stop(partial, target):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(convert_module, "_publish", stop)
+        assert run(capsys, "pack", checkpoint, tmp_path / "p", "--experts", "f32")[0] == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(convert_module, "_publish", stop)
+        code, _, err = run(capsys, "pack", checkpoint, tmp_path / "p", "--experts", "f32", "--restart")
+        assert "resuming" not in err
+    code, _, err = run(capsys, "pack", checkpoint, tmp_path / "p", "--experts", "q4g32")
+    assert code == 0
+    assert "starting over" in err
+    assert "experts was f32, now q4g32" in err

@@ -1,0 +1,145 @@
+"""One tensor of a checkpoint as numbers: whatever its dtype and scales, its values come out as finite fp32 or bf16.
+
+An FP8 tensor (E4M3) has scales beside it, one per block of its last two dimensions, or one for all of a table; a value
+is the fp32 product of the two, nothing more. Not here: which tensors there are (`checkpoint`).
+
+Invariant: a read is positioned, touches only its own bytes, and either gives every value or names the tensor.
+
+Letters: R rows and C columns of a matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared_experts import limits
+from shared_experts.codecs import LARGEST_E4M3, F32Array, U8Array, U16Array
+from shared_experts.errors import CheckpointError
+from shared_experts.floats import NotFinite, load_floats
+from shared_experts.qwen4_exp import NgramConstants
+from shared_experts.safetensors_reader import DTYPE_BYTES, SafetensorsFile, TensorInfo
+
+FLOATS, FP8 = ("F32", "F16", "BF16"), "F8_E4M3"
+LARGEST_SCALE = 3.4028234663852886e38 / LARGEST_E4M3  # so that no product is infinite
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One floating-point tensor of one file; an FP8 one has `scale` and `block`."""
+
+    file: SafetensorsFile
+    info: TensorInfo
+    scale: Source | None = None
+    block: tuple[int, int] = (1, 1)  # rows and columns that share a scale
+
+    @property
+    def elements(self) -> int:
+        """How many values it holds."""
+        return math.prod(self.info.shape)
+
+    def error(self, reason: str) -> CheckpointError:
+        """A refusal that names this tensor."""
+        return CheckpointError(self.file.path, reason, tensor=self.info.name)
+
+    def read(self, start: int, count: int, out: F32Array | None = None) -> F32Array:
+        """`count` values from element `start` as finite fp32, into `out` [count] where one is given."""
+        if out is None:
+            out = np.empty(count, np.float32)
+        dtype = self.info.dtype
+        if dtype == "F32":
+            self.file.read_into(self.info, 4 * start, out.data.cast("B"))
+            self._check(out, start)
+            return out
+        raw = self._raw(start, count)
+        if dtype == FP8:
+            self._read_fp8(raw, start, out)
+        elif dtype == "F16":
+            out[:] = raw.view("<f2")
+            self._check(out, start)
+        else:
+            try:
+                load_floats().from_bf16(raw.view("<u2"), out)
+            except NotFinite as bad:
+                raise self.error(f"element {start + bad.index} {bad.reason}") from None
+        return out
+
+    def read_bf16(self, start: int, count: int) -> U16Array:
+        """The same values rounded to bf16; those that already are bf16 are passed on as they stand."""
+        if self.info.dtype == "BF16":
+            bits: U16Array = self._raw(start, count).view("<u2")
+            try:
+                load_floats().check_bf16(bits)
+            except NotFinite as bad:
+                raise self.error(f"element {start + bad.index} {bad.reason}") from None
+            return bits
+        try:
+            return load_floats().to_bf16(self.read(start, count))
+        except NotFinite as bad:
+            raise self.error(f"element {start + bad.index} {bad.reason}") from None
+
+    def steps(self) -> Iterator[tuple[int, int]]:
+        """(start, count) of runs of some MiB that cover it in order."""
+        step = limits.BLOCK_BYTES // 8
+        for start in range(0, self.elements, step):
+            yield start, min(step, self.elements - start)
+
+    def _raw(self, start: int, count: int) -> U8Array:
+        size = DTYPE_BYTES[self.info.dtype]
+        raw = np.empty(count * size, np.uint8)
+        self.file.read_into(self.info, start * size, raw.data)
+        return raw
+
+    def _check(self, values: F32Array, start: int) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            suspect = not np.isfinite(values.sum())
+        if suspect and not (finite := np.isfinite(values)).all():
+            raise self.error(f"element {start + int(np.argmin(finite))} is not finite")
+
+    def _read_fp8(self, raw: U8Array, start: int, out: F32Array) -> None:
+        """Matrix after matrix, each with its own grid of scales."""
+        assert self.scale is not None
+        rows, columns = self.info.shape[-2:]
+        done = 0
+        while done < len(raw):
+            matrix, at = divmod(start + done, rows * columns)
+            count = min(len(raw) - done, rows * columns - at)
+            part = slice(done, done + count)
+            try:
+                load_floats().from_e4m3(raw[part], at, columns, self._scales(matrix), self.block, out[part])
+            except NotFinite as bad:
+                raise self.error(f"element {start + done + bad.index} {bad.reason}") from None
+            done += count
+
+    def _scales(self, matrix: int) -> F32Array:
+        assert self.scale is not None
+        rows, columns = self.info.shape[-2:]
+        shape = (-(-rows // self.block[0]), -(-columns // self.block[1]))
+        size = shape[0] * shape[1]
+        values = self.scale.read(matrix * size, size)
+        if not ((values > 0) & (values <= LARGEST_SCALE)).all():
+            raise self.scale.error("a scale is not positive or so large that values become infinite")
+        return values.reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class NgramSource:
+    """One n-gram table: its parts in row order, and its hash constants."""
+
+    parts: tuple[Source, ...]
+    rows: int
+    columns: int
+    constants: NgramConstants
+
+    def runs(self, first: int, end: int) -> Iterator[tuple[Source, int, int]]:
+        """(part, first row in it, rows) for the table's rows first..end-1."""
+        at = 0
+        for part in self.parts:
+            rows = part.info.shape[0]
+            low, high = max(first, at), min(end, at + rows)
+            if low < high:
+                yield part, low - at, high - low
+            at += rows
