@@ -115,7 +115,12 @@ class Reader {
         continue;
       }
       const uint32_t slot = pinned[begin % window];
-      while (cache_[slot].state != READY && cache_[slot].state != FAILED) wait(lock, slot);
+      if (under_way(slot)) {
+        // One wake for many rows: the last one, or the middle one where more are still to be asked for.
+        const uint32_t later = pinned[(end == count ? end - 1 : begin + (end - begin) / 2) % window];
+        wait(lock, under_way(later) ? later : slot);
+        continue;
+      }
       if (cache_[slot].state == FAILED) {
         const Slot& s = cache_[slot];
         *fault = {s.id, page_offset(s.id), s.got, s.error, 0};
@@ -202,6 +207,8 @@ class Reader {
     ++s.pins;
     return slot;
   }
+
+  bool under_way(uint32_t slot) { return cache_[slot].state == QUEUED || cache_[slot].state == READING; }
 
   void unpin(uint32_t slot) {
     Slot& s = cache_[slot];

@@ -60,3 +60,8 @@ ROWS_API int32_t rows_prefetch(void* reader, const int64_t* ids, int64_t count);
 ROWS_API int32_t rows_get(void* reader, const int64_t* ids, int64_t count, uint8_t* out, rows_fault* fault);
 ROWS_API void rows_forget(void* reader);  // what was prefetched is no longer expected: unread ids leave the queue
 ROWS_API void rows_count(void* reader, rows_counters* counters);
+
+// Reads `count` blocks of `bytes` at `offsets` with `depth` threads, each read's time into took_ns; 0 or an errno. It
+// shares nothing with a reader: what the device gives at best, to compare with.
+ROWS_API int32_t rows_read_pages(int32_t fd, const uint64_t* offsets, int64_t count, uint64_t bytes, int32_t depth,
+                                 uint64_t* took_ns);

@@ -24,6 +24,7 @@ class FakeRunner:
     def __init__(self) -> None:
         self.windows: list[tuple[int, int]] = []  # (first position, rows)
         self.hints: list[tuple[int, int]] = []  # (first position, end)
+        self.hinted_before: list[int] = []  # windows that had run when each hint came
         self.turns = 0
         self.open: set[int] = set()
         self.opened = 0
@@ -43,7 +44,9 @@ class FakeRunner:
         return slot
 
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:
+        assert 0 <= start < end <= len(ids)
         self.hints.append((start, end))
+        self.hinted_before.append(len(self.windows))
 
     def forward(self, window: Window, stopped: Callable[[], bool]) -> np.ndarray | None:
         assert set(window.seq.tolist()) <= self.open

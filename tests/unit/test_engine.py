@@ -82,6 +82,12 @@ async def test_greedy_answer_windows_and_counters(case):
     assert stamps == sorted(stamps)
 
 
+async def test_each_chunk_is_hinted_before_the_one_ahead_of_it_runs(case):
+    await case.run(request(prompt=range(10), max_tokens=2))
+    assert case.runner.hints == [(0, 4), (4, 8), (8, 10)]
+    assert case.runner.hinted_before == [0, 0, 1], "windows that had run by then"
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 5, 100])
 async def test_every_chunk_size_gives_the_same_answer(chunk):
     case = Case(chunk)

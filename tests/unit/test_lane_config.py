@@ -20,13 +20,16 @@ def test_the_least_command_line():
     assert str(config.listen) == "/run/x/lane-2.sock"
     assert str(config.region_socket) == "/run/x/lane-0.region.sock"
     assert config.context_tokens is None
+    assert config.ngram_cache_bytes == 64 << 20
     assert config.expert_isa is None
+    assert config.trace_routing is None
 
 
 def test_everything():
     config = parse(
         [*LEAST, "--device", "cpu", "--cores", "1-2,5", "--name", "lane-7", "--context", "4096",
-         "--prefill-chunk", "64", "--region-socket", "/run/r.sock", "--log-json"],
+         "--prefill-chunk", "64", "--ngram-cache", "1MiB", "--region-socket", "/run/r.sock",
+         "--trace-routing", "t.trace", "--log-json"],
         {"EXPERT_ISA": "avx2"}, CORES,
     )  # fmt: skip
     assert config.cores == (1, 2, 5)
@@ -34,6 +37,8 @@ def test_everything():
     assert config.log_json
     assert (config.context_tokens, config.prefill_chunk_rows, config.expert_isa) == (4096, 64, "avx2")
     assert str(config.region_socket) == "/run/r.sock"
+    assert str(config.trace_routing) == "t.trace"
+    assert config.ngram_cache_bytes == 1 << 20
     with pytest.raises(AttributeError):
         config.name = "x"
 
@@ -44,6 +49,8 @@ def test_everything():
         (["--vram-budget", "two"], r"--vram-budget: 'two' is not a size"),
         (["--vram-budget", "-1"], "--vram-budget"),
         (["--vram-budget", "1025GiB"], "--vram-budget: .*1TiB"),
+        (["--ngram-cache", "many"], "--ngram-cache: 'many' is not a size"),
+        (["--ngram-cache", "1025GiB"], "--ngram-cache: .*1TiB"),
         (["--cores", "4"], r"--cores: core 4 is not one that this process may use \(0-3,5\)"),
         (["--cores", "3-1"], "--cores: .*backwards"),
         (["--cores", ""], "--cores: .*not a list"),

@@ -326,6 +326,19 @@ def test_ids_outside_are_refused(simple, bad, call):
         getattr(reader, call)(ids_of(0, bad))
 
 
+@pytest.mark.parametrize("ids", [np.zeros((2, 2), np.int64), np.zeros(3, np.int32), np.zeros(3, np.float32)])
+@pytest.mark.parametrize("call", ["rows", "prefetch"])
+def test_other_arrays_are_refused(simple, ids, call):
+    with RowReader(*simple) as reader, pytest.raises(ValueError, match="one-dimensional int64"):
+        getattr(reader, call)(ids)
+
+
+def test_no_ids(simple):
+    with RowReader(*simple) as reader:
+        reader.prefetch(ids_of())
+        assert reader.rows(ids_of()).shape == (0, 160)
+
+
 def test_strided_ids(simple):
     descriptor, info, path = simple
     ids = np.arange(1000)[::7]
