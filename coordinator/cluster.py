@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coordinator.config import ServeConfig, choose_address, split_cores
+from coordinator.clusters import clear_stale, who_listens
+from coordinator.config import Address, ServeConfig, choose_address, split_cores
+from coordinator.errors import BadAddress
 from coordinator.launchers import open_launcher
 from coordinator.plan import plan_cluster
 from coordinator.rundir import RunDir
@@ -58,7 +60,8 @@ async def run_cluster(
     os.umask(0o077)
     run_dir = RunDir.claim(config.cluster, env)
     try:
-        config = replace(config, http=choose_address(config.http), grpc=choose_address(config.grpc))
+        clear_stale(env)
+        config = replace(config, http=free_address(config.http, env), grpc=free_address(config.grpc, env))
         launcher = open_launcher(config.launcher, run_dir)
         try:
             supervisor = Supervisor(plan_cluster(config, run_dir, cores, env), launcher)
@@ -67,6 +70,19 @@ async def run_cluster(
             await launcher.close()
     finally:
         run_dir.release()
+
+
+def free_address(address: Address, env: Mapping[str, str]) -> Address:
+    """As `choose_address`; who is there is named when it is one of our clusters."""
+    try:
+        return choose_address(address)
+    except BadAddress as error:
+        holder = who_listens(str(address), env)
+        if holder is None:
+            raise
+        raise BadAddress(
+            f"{error.message}: cluster {holder!r} listens there; stop it, or choose other addresses for this one"
+        ) from None
 
 
 async def _supervise(

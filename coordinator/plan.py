@@ -13,7 +13,7 @@ from pathlib import Path
 from coordinator.config import ServeConfig
 from coordinator.errors import BadOption
 from coordinator.launchers.base import ProcessSpec, module_argv
-from coordinator.rundir import RunDir
+from coordinator.rundir import RunDir, regions_path
 from coordinator.supervisor import COORDINATOR, OWNER, Managed
 
 
@@ -67,6 +67,8 @@ def plan_owner(pack: Path, run_dir: RunDir, env: Mapping[str, str], *, log_json:
         str(pack),
         "--run-dir",
         str(run_dir.path),
+        "--regions",
+        str(regions_path(env)),
         *(("--log-json",) if log_json else ()),
     )
     return Managed(ProcessSpec(OWNER, argv, child_env(env, gpu=False), run_dir.log(OWNER)))

@@ -7,9 +7,11 @@
         lane-<k>.sock      coordinator -> lane k                0600
         lane-<k>.region.sock   a new owner -> lane k            0600
         cluster.json       addresses and pids, written last     0600
+    $XDG_RUNTIME_DIR/expressway/.regions/       0700  (else $XDG_STATE_HOME/expressway/.regions/) where owners meet
     $XDG_STATE_HOME/expressway/<cluster>/log/<process>.log      0700/0600, survives the cluster
 
-Not here: what is said over the sockets. Invariant: every directory of ours belongs to this user, is no symbolic link,
+Not here: what is said over the sockets, what owners leave in `.regions` (theirs), which clusters run (clusters.py).
+Invariant: every directory of ours belongs to this user, is no symbolic link,
 and is closed to everybody else; a `RunDir` obtained from `claim` is held by this process alone.
 """
 
@@ -23,6 +25,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,8 @@ SOCKET_PATH_LIMIT_BYTES = 107  # sun_path holds 108 bytes with its final zero
 LONGEST_SOCKET_NAME = "lane-255.region.sock"
 _CLUSTER_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _CLUSTER_FILE_LIMIT_BYTES = 1 << 20
+_REGIONS = ".regions"
+_BUSY_TRIES, _BUSY_PAUSE_S = 5, 0.05  # somebody who only looks whether a cluster runs holds the lock for a moment
 
 
 def state_dir(cluster: str, env: Mapping[str, str] = os.environ) -> Path:
@@ -46,6 +51,14 @@ def run_path(cluster: str, env: Mapping[str, str] = os.environ) -> Path:
     if runtime.startswith("/"):  # relative values are to be ignored, says the XDG specification
         return Path(runtime) / "expressway" / _checked_name(cluster)
     return state_dir(cluster, env) / "run"
+
+
+def regions_path(env: Mapping[str, str] = os.environ) -> Path:
+    """Where the owners of all clusters meet; no cluster can have its name. Not created here."""
+    runtime = env.get("XDG_RUNTIME_DIR", "")
+    if runtime.startswith("/"):
+        return Path(runtime) / "expressway" / _REGIONS
+    return _xdg(env, "XDG_STATE_HOME", Path(env.get("HOME") or "/") / ".local" / "state") / _REGIONS
 
 
 class RunDir:
@@ -65,9 +78,11 @@ class RunDir:
         log_dir = state_dir(cluster, env) / "log"
         for directory in (path, log_dir):
             _make_private(directory, below="expressway")
-        lock_fd = _lock(path / "lock")
+        lock_fd = _lock_patiently(path / "lock")
         if lock_fd is None:
-            raise RunDirBusy(f"{path}: cluster {cluster!r} is already running here")
+            raise RunDirBusy(
+                f"{path}: cluster {cluster!r} is already running here; another name (--cluster) makes another cluster"
+            )
         run_dir = cls(path, log_dir, lock_fd)
         run_dir._clear()
         return run_dir
@@ -142,6 +157,30 @@ def read_cluster(cluster: str, env: Mapping[str, str] = os.environ) -> dict[str,
     except ValueError as error:
         raise RunDirError(f"{path}: {error}") from None
     return content
+
+
+def is_running(cluster: str, env: Mapping[str, str] = os.environ) -> bool:
+    """Whether a living supervisor holds this cluster's run directory."""
+    try:
+        fd = os.open(run_path(cluster, env) / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _lock_patiently(path: Path) -> int | None:
+    for _ in range(_BUSY_TRIES - 1):
+        fd = _lock(path)
+        if fd is not None:
+            return fd
+        time.sleep(_BUSY_PAUSE_S)
+    return _lock(path)
 
 
 def _lock(path: Path) -> int | None:

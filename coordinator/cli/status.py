@@ -1,6 +1,7 @@
-"""`expressway status`: what a running cluster of this host says about itself.
+"""`expressway status`: what a running cluster of this host says about itself; with several, which there are.
 
-Not here: starting or stopping. Invariant: exit code 0 only when the coordinator answered.
+Not here: starting or stopping. Invariant: exit code 0 only when the coordinator answered, or when there are several
+clusters and none was named.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.cli.answer import CHANNEL_OPTIONS, counters, refusal
+from coordinator.clusters import RunningCluster, running_clusters
+from coordinator.errors import RunDirError
 from coordinator.owner_status import ask_owner
 from coordinator.rundir import read_cluster, run_path
 from laneproto.v1 import serve_pb2, serve_pb2_grpc
@@ -24,17 +27,28 @@ TIMEOUT_S = 5.0
 
 
 @click.command()
-@click.option("--cluster", default="default", show_default=True, metavar="NAME")
+@click.option("--cluster", metavar="NAME", help="Default: the one that runs; all in a list when there are several.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of text.")
-def command(cluster: str, as_json: bool) -> None:
+def command(cluster: str | None, as_json: bool) -> None:
     """Show the lanes, the model and the region of a cluster that runs on this host."""
     env = dict(os.environ)
+    if cluster is None:
+        running = running_clusters(env)
+        if not running:
+            raise RunDirError("no cluster runs here")
+        if len(running) > 1:
+            if as_json:
+                print(json.dumps({"clusters": [each.to_json() for each in running]}))
+            else:
+                show_clusters(running)
+            return
+        cluster = running[0].name
     found = read_cluster(cluster, env)
     state = asyncio.run(ask_cluster(str(found.get("grpc"))))
     owner = ask_owner(run_path(cluster, env) / "owner.sock")
     state = {
         "cluster": cluster,
-        **{key: found.get(key) for key in ("http", "grpc", "run_dir", "pack", "launcher", "pids")},
+        **{key: found.get(key) for key in ("http", "grpc", "page", "run_dir", "pack", "launcher", "pids")},
         "owner": str(owner) if owner else "does not answer",
         **state,
     }
@@ -76,6 +90,18 @@ async def ask_cluster(target: str) -> dict[str, Any]:
             for lane in lanes.lanes
         ],
     }
+
+
+def show_clusters(running: list[RunningCluster]) -> None:
+    """For people: one line each."""
+    table = Table("cluster", "model", "http", "grpc", "page", box=None)
+    for each in running:
+        shown = each.to_json()
+        cells = (shown["model"] or "(starting)", *(shown[key] or "-" for key in ("http", "grpc", "page")))
+        table.add_row(each.name, *map(str, cells))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("--cluster NAME shows one of them")
 
 
 def show(state: dict[str, Any]) -> None:

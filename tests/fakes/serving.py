@@ -54,22 +54,26 @@ def wait_for(condition, limit_s: float = END_LIMIT_S) -> None:
 
 
 class Served:
-    """A cluster that serves. `pids` and `cluster` are read anew on every access."""
+    """A cluster that serves. `pids` and `cluster` are read anew on every access.
 
-    def __init__(self, pack: Path, *options: object, **environ: str) -> None:
+    With another cluster's XDG variables in `environ` it is a second cluster of the same user.
+    """
+
+    def __init__(self, pack: Path, *options: object, name: str = "default", **environ: str) -> None:
+        self.name = name
         self.folder = Path(tempfile.mkdtemp(prefix="exw-", dir="/tmp"))  # short: sockets lie in it
         (self.folder / "run").mkdir(mode=0o700)
         xdg = {"XDG_RUNTIME_DIR": f"{self.folder}/run", "XDG_STATE_HOME": f"{self.folder}/state"}
         self.env = {**os.environ, **xdg, **environ}
         self.grpc = f"unix:{self.folder}/grpc.sock"
         argv = [sys.executable, "-m", "coordinator.cli", "serve", pack, "--ready-json", "--http", "127.0.0.1:0",
-                "--grpc", self.grpc, *options]  # fmt: skip
+                "--grpc", self.grpc, "--cluster", name, *options]  # fmt: skip
         self.stderr = (self.folder / "stderr").open("w+")
         self.process = subprocess.Popen(
             list(map(str, argv)), env=self.env, stdout=subprocess.PIPE, stderr=self.stderr, text=True,
             start_new_session=True,
         )  # fmt: skip
-        self.run_dir = self.folder / "run" / "expressway" / "default"
+        self.run_dir = Path(self.env["XDG_RUNTIME_DIR"]) / "expressway" / name
         self.seen_pids: set[int] = {self.process.pid}
 
     def __enter__(self) -> Served:
@@ -118,18 +122,18 @@ class Served:
     def log(self, name: str) -> str:
         """The log of one of its processes."""
         with contextlib.suppress(FileNotFoundError):
-            return (self.folder / "state/expressway/default/log" / f"{name}.log").read_text()
+            return (Path(self.env["XDG_STATE_HOME"]) / "expressway" / self.name / "log" / f"{name}.log").read_text()
         return ""
 
     def status(self) -> dict:
         """`expressway status --json`."""
-        done = cli("status", "--json", env=self.env)
+        done = cli("status", "--cluster", self.name, "--json", env=self.env)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     def states(self) -> dict[str, str]:
         """State of each lane, {} while the door does not answer."""
-        done = cli("status", "--json", env=self.env)
+        done = cli("status", "--cluster", self.name, "--json", env=self.env)
         return {lane["lane"]: lane["state"] for lane in json.loads(done.stdout)["lanes"]} if done.stdout else {}
 
     def generate(self, *options: object) -> dict:
