@@ -95,7 +95,7 @@ class Answer:
             is_stop = token.id in self._stop_ids
             decoded = "" if is_stop else self._detokenizer.feed(token.id)
             tokens.append(AnswerToken(token, self._decoded, is_stop))
-            texts.append(self._scanner.feed(decoded))
+            texts.append(self._scanner.feed(decoded, may_stop=self._may_stop()))
             self._decoded += len(decoded)
             self._tokens += 1
             if self._scanner.stopped:
@@ -122,10 +122,14 @@ class Answer:
         self._flush()
         self._end = error
 
+    def _may_stop(self) -> bool:
+        """Whether the answer is long enough for a stop string to count."""
+        return self._tokens >= self.request.sampling.min_tokens
+
     def _flush(self) -> None:
         if self._scanner.stopped:
             return
-        text = self._scanner.feed(self._detokenizer.flush())
+        text = self._scanner.feed(self._detokenizer.flush(), may_stop=self._may_stop())
         if not self._scanner.stopped:
             text += self._scanner.flush()
         if text:

@@ -24,6 +24,7 @@ from coordinator.doors.grpc import SERVER_OPTIONS, SERVICE, ExpresswayServicer
 from coordinator.doors.health import HealthFollower
 from coordinator.doors.http import build_app
 from coordinator.errors import BadAddress
+from coordinator.generation_config import GenerationConfig
 from coordinator.lane_view import Roster
 from coordinator.serving import Serving
 from coordinator.text.desk import TextDesk
@@ -59,9 +60,13 @@ async def start_doors(
     grpc_at: Address,
     queue_requests: int = limits.QUEUE_REQUESTS,
 ) -> Doors:
-    """Opens both doors. `tokenizer_dir` holds the pack's tokenizer.json, or none. Raises `SetupError`."""
+    """Opens both doors. `tokenizer_dir` holds the pack's tokenizer and generation config, or none of them.
+
+    Raises `SetupError`.
+    """
     tokenizer = await asyncio.to_thread(Tokenizer.load, tokenizer_dir)
-    serving = Serving(roster, Dispatcher(roster, queue_bound=queue_requests), TextDesk(tokenizer))
+    generation = await asyncio.to_thread(GenerationConfig.load, tokenizer_dir)
+    serving = Serving(roster, Dispatcher(roster, queue_bound=queue_requests), TextDesk(tokenizer), generation)
     health = HealthFollower(roster, SERVICE)
     await health.follow()
     runner = _runner(serving)

@@ -8,6 +8,7 @@ Not here: what is answered (openai_answers), HTTP. Invariant: an error names fie
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import pydantic
@@ -17,11 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from coordinator import limits
 from coordinator.errors import BadRequest, OutOfRange, Unsupported
 from coordinator.request import check_one
+from coordinator.sampling import Wanted
 from coordinator.text.renderer import ChatMessage, Role
 
 _B = TypeVar("_B", bound="_Body")
 _T = TypeVar("_T")
 
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _List = Annotated[list[_T], Field(fail_fast=True)]  # a list of millions of wrong entries is one error, not millions
 
 
@@ -40,10 +43,18 @@ class _Body(_Strict):
 
     model: str | None = None
     max_tokens: int | None = None
+    max_completion_tokens: int | None = None  # the newer name
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None  # an extension
+    top_k: int | None = None  # an extension, as the next two
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     seed: int | None = None
+    min_tokens: int | None = None  # an extension, as the next
+    ignore_eos: bool | None = None
     stop: str | _List[str] | None = None
     stop_token_ids: _List[int] | None = None  # an extension
     stream: bool | None = None
@@ -56,9 +67,38 @@ class _Body(_Strict):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def most_tokens(self) -> tuple[int | None, str]:
+        """The greatest number of tokens, and the name of the field that says so."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens, "max_completion_tokens"
+        return self.max_tokens, "max_tokens"
+
+    def wanted(self) -> Wanted:
+        """How tokens are to be drawn."""
+        return Wanted(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias={_token_id(key): bias for key, bias in (self.logit_bias or {}).items()},
+            min_tokens=self.min_tokens,
+        )
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+
+def _token_id(key: str) -> int:
+    """Keys of JSON objects are strings; only one spelling, so that no token has two biases."""
+    if not _TOKEN_ID.fullmatch(key):
+        raise BadRequest("the keys of logit_bias are token ids", param="logit_bias")
+    return int(key)
 
 
 class CompletionBody(_Body):
@@ -128,7 +168,6 @@ class ChatBody(_Body):
     """POST /v1/chat/completions."""
 
     messages: _List[Message]
-    max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -172,13 +211,6 @@ def parse_chat(value: dict[str, Any]) -> ChatBody:
 
 # Fields that change the answer and are not supported -> the values that change nothing.
 _COMMON_REFUSALS: dict[str, tuple[object, ...]] = {
-    "presence_penalty": (None, 0, 0.0),
-    "frequency_penalty": (None, 0, 0.0),
-    "repetition_penalty": (None, 1, 1.0),
-    "logit_bias": (None, {}),
-    "min_p": (None, 0, 0.0),
-    "min_tokens": (None, 0),
-    "ignore_eos": (None, False),
     "use_beam_search": (None, False),
     "best_of": (None, 1),
     "prompt_logprobs": (None,),
@@ -216,6 +248,9 @@ def _refuse_unsupported(value: dict[str, Any], refusals: dict[str, tuple[object,
 
 
 def _parse(kind: type[_B], value: dict[str, Any]) -> _B:
+    biases = value.get("logit_bias")
+    if isinstance(biases, dict) and len(biases) > limits.LOGIT_BIASES:  # before they are looked at
+        raise OutOfRange(f"at most {limits.LOGIT_BIASES} tokens may have a bias", param="logit_bias")
     try:
         body = kind.model_validate(value)
     except pydantic.ValidationError as error:

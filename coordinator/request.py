@@ -1,15 +1,14 @@
 """A checked request: what may be queued. Doors hand in a `Draft` of the right types; `check` makes it a `Request` or
 says by name which field is wrong.
 
-Not here: wire formats and text (doors, codecs). Invariant: every `Request` is inside `limits` and inside what the model
-can do: ids in range, prompt + max_tokens within the context, seed decided.
+Not here: wire formats and text (doors, codecs), how a token is drawn (sampling). Invariant: every `Request` is inside
+`limits` and inside what the model can do: ids in range, prompt + max_tokens within the context, seed decided.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator import limits
 from coordinator.errors import (
@@ -21,19 +20,8 @@ from coordinator.errors import (
     Unsupported,
 )
 from coordinator.lane_view import ModelView
+from coordinator.sampling import Defaults, Sampling, Wanted, check_sampling, whole
 from laneproto.v1 import lane_pb2
-
-_SEED_MODULUS = 1 << 64
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How a token is drawn."""
-
-    temperature: float  # 0 = greedy
-    top_k: int  # 0 = off
-    top_p: float  # 1 = off
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +32,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     max_tokens: int
     sampling: Sampling
-    stop_ids: tuple[int, ...]  # the model's end ids among them
+    stop_ids: tuple[int, ...]  # the model's end ids among them, unless they are to be ignored
     stops: tuple[str, ...]
     logprobs: bool
     top_logprobs: int
@@ -56,12 +44,7 @@ class Request:
             request_id=self.id,
             prompt_ids=self.prompt_ids,
             max_tokens=self.max_tokens,
-            sampling=lane_pb2.Sampling(
-                temperature=self.sampling.temperature,
-                top_k=self.sampling.top_k,
-                top_p=self.sampling.top_p,
-                seed=self.sampling.seed,
-            ),
+            sampling=self.sampling.to_wire(),
             stop_ids=self.stop_ids,
             logprobs=self.logprobs,
             top_logprobs=self.top_logprobs,
@@ -75,17 +58,16 @@ class Draft:
     prompt_ids: Sequence[int]
     prompt_param: str
     default_seed: int
-    default_temperature: float
+    defaults: Defaults
+    wanted: Wanted
     default_max_tokens: int = limits.DEFAULT_MAX_TOKENS
     max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
     stops: Sequence[str] = ()
     stop_ids: Sequence[int] = ()
+    stop_ids_param: str = "stop_ids"
     end_ids: Sequence[int] = ()  # of the model and of its chat format, not the client's
+    ignore_eos: bool = False  # then none of these end the answer
     logprobs: bool = False
     top_logprobs: int = 0
     top_logprobs_param: str = "top_logprobs"
@@ -95,20 +77,25 @@ class Draft:
 def check(draft: Draft, *, request_id: str, model: ModelView) -> Request:
     """The request, or a `RequestError` that names the field."""
     prompt_ids = _prompt(draft.prompt_ids, draft.prompt_param, model)
+    max_tokens = draft.default_max_tokens if draft.max_tokens is None else draft.max_tokens
+    whole(max_tokens, draft.max_tokens_param, 1, limits.MAX_TOKENS_MAX)
+    stop_ids = _stop_ids(draft, model)
+    sampling = check_sampling(
+        draft.wanted, draft.defaults, default_seed=draft.default_seed, max_tokens=max_tokens, model=model
+    )
+    if sampling.min_tokens and len(stop_ids) == model.vocab_size:
+        raise OutOfRange("min_tokens cannot be kept: every token is a stop id", param="min_tokens")
+    room = model.context_tokens - len(prompt_ids)
+    max_tokens = min(max_tokens, room, model.max_output_tokens or room)
     return Request(
         id=request_id,
         prompt_ids=prompt_ids,
-        max_tokens=_max_tokens(draft, len(prompt_ids), model),
-        sampling=Sampling(
-            temperature=_real(draft.temperature, "temperature", draft.default_temperature, high=limits.TEMPERATURE_MAX),
-            top_k=_whole(draft.top_k or 0, "top_k", 0, limits.TOP_K_MAX),
-            top_p=_top_p(draft.top_p),
-            seed=_seed(draft),
-        ),
-        stop_ids=_stop_ids(draft, model),
+        max_tokens=max_tokens,
+        sampling=replace(sampling, min_tokens=min(sampling.min_tokens, max_tokens)),
+        stop_ids=stop_ids,
         stops=_stops(draft.stops),
         logprobs=draft.logprobs,
-        top_logprobs=_whole(draft.top_logprobs, draft.top_logprobs_param, 0, limits.TOP_LOGPROBS),
+        top_logprobs=whole(draft.top_logprobs, draft.top_logprobs_param, 0, limits.TOP_LOGPROBS),
         session=check_session(draft.session),
     )
 
@@ -141,46 +128,13 @@ def _prompt(ids: Sequence[int], param: str, model: ModelView) -> tuple[int, ...]
     return tuple(ids)
 
 
-def _max_tokens(draft: Draft, prompt_tokens: int, model: ModelView) -> int:
-    wanted = draft.default_max_tokens if draft.max_tokens is None else draft.max_tokens
-    _whole(wanted, draft.max_tokens_param, 1, limits.MAX_TOKENS_MAX)
-    room = model.context_tokens - prompt_tokens
-    return min(wanted, room, model.max_output_tokens or room)
-
-
-def _whole(value: int, param: str, low: int, high: int) -> int:
-    if not low <= value <= high:
-        raise OutOfRange(f"{param} must be from {low} to {high}", param=param)
-    return value
-
-
-def _real(value: float | None, param: str, default: float, *, high: float) -> float:
-    value = default if value is None else value
-    if not math.isfinite(value) or not 0 <= value <= high:
-        raise OutOfRange(f"{param} must be a number from 0 to {high:g}", param=param)
-    return value
-
-
-def _top_p(value: float | None) -> float:
-    value = _real(value, "top_p", 1.0, high=1.0)
-    if value == 0:
-        raise OutOfRange("top_p must be over 0 and at most 1", param="top_p")
-    return value
-
-
-def _seed(draft: Draft) -> int:
-    if draft.seed is None:
-        return draft.default_seed
-    # signed seeds are common: the same 64 bits, read as unsigned
-    return _whole(draft.seed, "seed", -_SEED_MODULUS // 2, _SEED_MODULUS - 1) % _SEED_MODULUS
-
-
 def _stop_ids(draft: Draft, model: ModelView) -> tuple[int, ...]:
     if len(draft.stop_ids) > limits.STOP_IDS:
-        raise OutOfRange(f"at most {limits.STOP_IDS} stop ids", param="stop_ids")
+        raise OutOfRange(f"at most {limits.STOP_IDS} stop ids", param=draft.stop_ids_param)
     if any(not 0 <= stop < model.vocab_size for stop in draft.stop_ids):
-        raise TokenOutOfRange(f"token ids go from 0 to {model.vocab_size - 1}", param="stop_ids")
-    return tuple(sorted({*model.eos_ids, *draft.end_ids, *draft.stop_ids}))
+        raise TokenOutOfRange(f"token ids go from 0 to {model.vocab_size - 1}", param=draft.stop_ids_param)
+    end_ids = () if draft.ignore_eos else (*model.eos_ids, *(end for end in draft.end_ids if end < model.vocab_size))
+    return tuple(sorted({*end_ids, *draft.stop_ids}))
 
 
 def _stops(stops: Sequence[str]) -> tuple[str, ...]:

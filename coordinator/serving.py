@@ -11,6 +11,7 @@ import secrets
 from coordinator.answer import Answer
 from coordinator.dispatch import Dispatcher
 from coordinator.errors import ModelNotFound, NoLane
+from coordinator.generation_config import GenerationConfig
 from coordinator.lane_view import HOPEFUL_STATES, LaneView, ModelView, Roster
 from coordinator.request import Draft, check
 from coordinator.text.desk import TextDesk
@@ -22,10 +23,13 @@ _SEED_BITS = 53
 class Serving:
     """One per coordinator, shared by its doors."""
 
-    def __init__(self, roster: Roster, dispatcher: Dispatcher, text: TextDesk) -> None:
+    def __init__(
+        self, roster: Roster, dispatcher: Dispatcher, text: TextDesk, generation: GenerationConfig | None = None
+    ) -> None:
         self._roster = roster
         self.dispatcher = dispatcher
         self.text = text
+        self.generation = generation or GenerationConfig()
         self._model: ModelView | None = None
         self._unsubscribe = roster.subscribe(self._look)
         self._look()

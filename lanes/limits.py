@@ -6,7 +6,7 @@ PROTOCOL_VERSION = 1
 
 # requests
 MAX_REQUEST_ID_CHARACTERS = 64
-MAX_STOP_IDS = 64
+MAX_STOP_IDS = 128  # a client's 64, and the ends of model and format
 MAX_TOP_LOGPROBS = 20
 MAX_TEMPERATURE = 100.0
 MAX_REPETITION_PENALTY = 100.0
@@ -50,4 +50,12 @@ REGION_WAIT_LOG_S = 2.0
 
 # experts
 SCRATCH_BYTES = 64 << 20  # unweighted expert rows of one kernel call
-SWAP_BYTES_PER_WINDOW = 64 << 20  # copied into the cache between two windows, at most
+# Copied into the cache between two windows, at most. On a CPU lane a copy from RAM to RAM makes nothing faster: this
+# much costs about a millisecond and keeps budget, policy and counters real.
+SWAP_BYTES_PER_WINDOW = 8 << 20
+
+# routing traces
+TRACE_BYTES = 1 << 30
+MAX_TRACE_LAYERS = 1040  # of a pack: decoder and draft layers
+MAX_TRACE_EXPERTS = (1 << 16) - 1  # per layer
+MAX_TRACE_ROWS = (1 << 16) - 1

@@ -12,13 +12,14 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from coordinator.cli.answer import Collected, ask
 from coordinator.cli.progress import Progress
+from coordinator.cli.sampling_options import fill, parse_ids, sampling_options
 from coordinator.config import DEFAULT_CPU_BUDGET, check_pack, parse_size
-from coordinator.errors import BadOption
 from coordinator.logs import configure_logging
 from coordinator.plan import LaneOptions
 from coordinator.solo import solo
@@ -33,11 +34,7 @@ from laneproto.v1 import serve_pb2
 @click.option("--prompt-ids", metavar="1,2,3", help="Token ids.")
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat format, as the user's message.")
 @click.option("--max-tokens", type=click.IntRange(1, 2**31 - 1), default=256, show_default=True, metavar="N")
-@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", type=click.IntRange(0), default=0, help="Draw from the K likeliest tokens; 0: all.")
-@click.option("--top-p", type=click.FloatRange(0, 1), default=1.0, help="Draw from the likeliest tokens of this mass.")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Default: chosen by the server and reported.")
-@click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
+@sampling_options
 @click.option("--logprobs", type=click.IntRange(0, 20), metavar="K", help="Log-probabilities, with K alternatives.")
 @click.option("--session", default="", metavar="ID", help="Keeps a conversation on one lane.")
 @click.option("--vram-budget", default=DEFAULT_CPU_BUDGET, show_default=True, metavar="SIZE", help="With PACK.")
@@ -52,11 +49,6 @@ def command(
     prompt_ids: str | None,
     chat: bool,
     max_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int | None,
-    stops: tuple[str, ...],
     logprobs: int | None,
     session: str,
     vram_budget: str,
@@ -64,6 +56,7 @@ def command(
     prefill_chunk: int | None,
     timeout_s: float,
     as_json: bool,
+    **sampling: Any,
 ) -> None:
     """Answer one prompt with PACK (starts an owner and a lane for it), or with the server at --address."""
     if (pack is None) == (address is None):
@@ -75,15 +68,12 @@ def command(
             "--chat needs PACK and --prompt; chats with a server go to its HTTP /v1/chat/completions"
         )
     configure_logging(json_lines=False, process="generate", level="error")
-    request = serve_pb2.GenerateRequest(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=stops, session=session
-    )
+    request = serve_pb2.GenerateRequest(max_tokens=max_tokens, session=session)
+    fill(request, **sampling)
     if prompt is not None:
         request.text = prompt
     else:
-        request.token_ids.ids.extend(parse_ids(prompt_ids or ""))
-    if seed is not None:
-        request.seed = seed
+        request.token_ids.ids.extend(parse_ids("--prompt-ids", prompt_ids or ""))
     if logprobs is not None:
         request.logprobs = logprobs
     if address is not None:
@@ -128,14 +118,3 @@ def _shown(as_json: bool) -> Callable[[str], None]:
             sys.stdout.flush()
 
     return show
-
-
-def parse_ids(text: str) -> list[int]:
-    """Token ids from "1,2,3"."""
-    try:
-        ids = [int(part) for part in text.split(",")] if text.strip() else []
-    except ValueError:
-        raise BadOption(f"--prompt-ids {text!r}: expected numbers such as 1,2,3") from None
-    if any(not 0 <= token_id < 1 << 32 for token_id in ids):
-        raise BadOption("--prompt-ids: a token id is a number from 0 to 4294967295")
-    return ids

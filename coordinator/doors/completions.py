@@ -22,7 +22,6 @@ from coordinator.request import Draft
 from coordinator.serving import Serving
 
 LANE_HEADER = "x-expressway-lane"
-DEFAULT_TEMPERATURE = 1.0  # of the OpenAI API
 
 
 class Completions:
@@ -44,19 +43,21 @@ class Completions:
         prompt = body.one_prompt()
         if isinstance(prompt, str):
             prompt = await self._serving.text.encode_text(prompt, context_tokens=model.context_tokens)
+        max_tokens, max_tokens_param = body.most_tokens
         draft = Draft(
             prompt_ids=prompt,
             prompt_param="prompt",
             default_seed=self._serving.new_seed(),
-            default_temperature=DEFAULT_TEMPERATURE,
+            defaults=self._serving.generation.defaults,
+            wanted=body.wanted(),
             default_max_tokens=limits.DEFAULT_MAX_TOKENS_COMPLETIONS,
-            max_tokens=body.max_tokens,
-            temperature=body.temperature,
-            top_k=body.top_k,
-            top_p=body.top_p,
-            seed=body.seed,
+            max_tokens=max_tokens,
+            max_tokens_param=max_tokens_param,
             stops=body.stops,
             stop_ids=tuple(body.stop_token_ids or ()),
+            stop_ids_param="stop_token_ids",
+            end_ids=self._serving.generation.end_ids,
+            ignore_eos=bool(body.ignore_eos),
             logprobs=body.logprobs is not None,
             top_logprobs=body.logprobs or 0,
             top_logprobs_param="logprobs",
@@ -73,21 +74,20 @@ class Completions:
         model = self._serving.check_model(body.model)
         text = self._serving.text
         prompt = await text.encode_chat(body.conversation(), context_tokens=model.context_tokens)
-        newer = body.max_completion_tokens is not None
+        max_tokens, max_tokens_param = body.most_tokens
         draft = Draft(
             prompt_ids=prompt,
             prompt_param="messages",
             default_seed=self._serving.new_seed(),
-            default_temperature=DEFAULT_TEMPERATURE,
-            max_tokens=body.max_completion_tokens if newer else body.max_tokens,
-            max_tokens_param="max_completion_tokens" if newer else "max_tokens",
-            temperature=body.temperature,
-            top_k=body.top_k,
-            top_p=body.top_p,
-            seed=body.seed,
+            defaults=self._serving.generation.defaults,
+            wanted=body.wanted(),
+            max_tokens=max_tokens,
+            max_tokens_param=max_tokens_param,
             stops=body.stops,
             stop_ids=tuple(body.stop_token_ids or ()),
-            end_ids=text.chat_end_ids(),
+            stop_ids_param="stop_token_ids",
+            end_ids=(*text.chat_end_ids(), *self._serving.generation.end_ids),
+            ignore_eos=bool(body.ignore_eos),
             logprobs=bool(body.logprobs),
             top_logprobs=body.top_logprobs or 0,
             session=session,

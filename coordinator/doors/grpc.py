@@ -21,6 +21,7 @@ from coordinator.errors import BadRequest, CoordinatorError, InternalError, Slow
 from coordinator.generation import Begun
 from coordinator.lane_client import ERROR_CODE_KEY
 from coordinator.request import Draft, check_session
+from coordinator.sampling import Defaults, Wanted
 from coordinator.serving import Serving
 from laneproto.v1 import lane_pb2, serve_pb2, serve_pb2_grpc
 
@@ -39,6 +40,12 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 64 * limits.KIB),
 ]
+
+_GREEDY = Defaults(temperature=0.0)  # a program that names no temperature wants the same answer twice
+_SAMPLING_FIELDS = (
+    *("temperature", "top_k", "top_p", "min_p", "seed", "min_tokens"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -108,14 +115,13 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
             prompt_ids=prompt_ids,
             prompt_param="prompt",
             default_seed=serving.new_seed(),
-            default_temperature=0.0,
+            defaults=_GREEDY,
+            wanted=_wanted(request),
             max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
-            temperature=request.temperature if request.HasField("temperature") else None,
-            top_k=request.top_k if request.HasField("top_k") else None,
-            top_p=request.top_p if request.HasField("top_p") else None,
-            seed=request.seed if request.HasField("seed") else None,
             stops=tuple(request.stop),
             stop_ids=tuple(request.stop_ids),
+            end_ids=serving.generation.end_ids,
+            ignore_eos=request.ignore_eos,
             logprobs=request.HasField("logprobs"),
             top_logprobs=request.logprobs if request.HasField("logprobs") else 0,
             top_logprobs_param="logprobs",
@@ -150,6 +156,12 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
                     )
                     await _write(context, serve_pb2.GenerateResponse(finished=finished))
                     return
+
+
+def _wanted(request: serve_pb2.GenerateRequest) -> Wanted:
+    """How tokens are to be drawn."""
+    said = {name: getattr(request, name) for name in _SAMPLING_FIELDS if request.HasField(name)}
+    return Wanted(logit_bias=request.logit_bias, **said)
 
 
 def _failed(answer: Answer, error: CoordinatorError) -> serve_pb2.Finished:

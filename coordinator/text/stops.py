@@ -19,12 +19,12 @@ class StopScanner:
         self._held = ""
         self.stopped = False
 
-    def feed(self, text: str) -> str:
-        """What may be shown now. Once `stopped`, nothing more."""
+    def feed(self, text: str, *, may_stop: bool = True) -> str:
+        """What may be shown now. Once `stopped`, nothing more. Without `may_stop`, no stop ends with this text."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         buffer = self._held + text
-        found = self._first_stop(buffer)
+        found = self._first_stop(buffer, len(self._held)) if may_stop else None
         if found is not None:
             self.stopped, self._held = True, ""
             return buffer[:found]
@@ -37,11 +37,11 @@ class StopScanner:
         held, self._held = self._held, ""
         return held
 
-    def _first_stop(self, buffer: str) -> int | None:
-        """Where the stop begins that is complete first."""
+    def _first_stop(self, buffer: str, old: int) -> int | None:
+        """Where the stop begins that is complete first; one inside the `old` characters was allowed."""
         best: tuple[int, int] | None = None  # (end, begin)
         for stop in self._stops:
-            begin = buffer.find(stop)
+            begin = buffer.find(stop, max(0, old - len(stop) + 1))
             if begin >= 0:
                 found = (begin + len(stop), begin)
                 best = found if best is None else min(best, found)

@@ -9,9 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli import COMMANDS, commands
-from coordinator.cli.generate import parse_ids
+from coordinator.cli.answer import Collected
 from coordinator.cli.progress import Progress
+from coordinator.cli.sampling_options import fill, parse_bias, parse_ids
 from coordinator.errors import BadOption
+from laneproto.v1 import serve_pb2
 from tests.fakes.serving import cli
 
 
@@ -40,6 +42,11 @@ def test_the_group_lists_all_commands():
         ["generate", "PACK", "--prompt", "x", "--max-tokens", "0"],
         ["generate", "PACK", "--prompt", "x", "--temperature", "2.1"],
         ["generate", "PACK", "--prompt", "x", "--logprobs", "21"],
+        ["generate", "PACK", "--prompt", "x", "--min-p", "1.1"],
+        ["generate", "PACK", "--prompt", "x", "--repetition-penalty", "0"],
+        ["generate", "PACK", "--prompt", "x", "--presence-penalty", "2.1"],
+        ["generate", "PACK", "--prompt", "x", "--frequency-penalty", "-2.1"],
+        ["generate", "PACK", "--prompt", "x", "--min-tokens", "-1"],
         ["serve", "PACK", "--lanes", "0"],
         ["serve", "PACK", "--launcher", "other"],
         ["serve"],
@@ -101,13 +108,55 @@ def test_pack_inspect_and_verify_pass_output_and_exit_code_on(tmp_path):
     ("text", "ids"), [("1,2,3", [1, 2, 3]), (" 7 ", [7]), ("", []), ("0,4294967295", [0, 2**32 - 1])]
 )
 def test_token_ids(text, ids):
-    assert parse_ids(text) == ids
+    assert parse_ids("--prompt-ids", text) == ids
 
 
 @pytest.mark.parametrize("text", ["a", "1,,2", "1.5", "-1", "4294967296", "1 2"])
 def test_token_ids_that_are_none(text):
-    with pytest.raises(BadOption):
-        parse_ids(text)
+    with pytest.raises(BadOption, match="--stop-ids"):
+        parse_ids("--stop-ids", text)
+
+
+@pytest.mark.parametrize(("text", "bias"), [("17=-2.5", (17, -2.5)), ("0=100", (0, 100.0)), (" 3 = 1e1 ", (3, 10.0))])
+def test_biases(text, bias):
+    assert parse_bias(text) == bias
+
+
+@pytest.mark.parametrize("text", ["17", "17=", "=3", "a=1", "1=b", "1,2=3", "-1=3", "4294967296=1", "1=2=3"])
+def test_biases_that_are_none(text):
+    with pytest.raises(BadOption, match="--logit-bias"):
+        parse_bias(text)
+
+
+SAMPLING = {
+    "temperature": 0.5, "top_k": 3, "top_p": 0.75, "min_p": 0.125, "seed": 2**64 - 1, "repetition_penalty": 1.5,
+    "presence_penalty": -2.0, "frequency_penalty": 2.0, "min_tokens": 7,
+}  # fmt: skip
+
+
+def test_every_sampling_option_reaches_its_field(monkeypatch):
+    seen = []
+
+    async def ask(target, request, on_text, *, timeout_s):
+        seen.append(request)
+        return Collected()
+
+    monkeypatch.setattr("coordinator.cli.generate.ask", ask)
+    monkeypatch.setattr("coordinator.cli.generate.configure_logging", lambda **_: None)  # of this whole process
+    words = [word for name, value in SAMPLING.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    words += ["--logit-bias", "5=-1.5", "--logit-bias", "6=2", "--ignore-eos", "--stop", "a", "--stop-ids", "8,9"]
+    ran = CliRunner().invoke(commands, ["generate", "--address", "unix:/x", "--prompt", "hi", "--json", *words])
+    assert ran.exit_code == 0, ran.output
+    (request,) = seen
+    assert {name: getattr(request, name) for name in SAMPLING} == SAMPLING
+    assert dict(request.logit_bias) == {5: -1.5, 6: 2.0}
+    assert (request.ignore_eos, list(request.stop), list(request.stop_ids)) == (True, ["a"], [8, 9])
+
+
+def test_what_is_not_given_is_not_sent():
+    request = serve_pb2.GenerateRequest()
+    fill(request, logit_biases=(), ignore_eos=False, stops=(), stop_ids=None, **dict.fromkeys(SAMPLING))
+    assert request == serve_pb2.GenerateRequest()
 
 
 def test_progress_off_a_terminal_is_a_line_for_each_change(capsys):

@@ -25,7 +25,8 @@ from coordinator.errors import (
     SlowReader,
 )
 from coordinator.generation import Begun, Ended, Generation, Tokens
-from coordinator.request import Request, Sampling
+from coordinator.request import Request
+from coordinator.sampling import Sampling
 from laneproto.v1 import lane_pb2
 from tests.fakes.doors import until
 from tests.fakes.lane import FakeLane, Script, token_at

@@ -10,7 +10,8 @@ from coordinator import limits
 from coordinator.answer import Answer, Final, Piece
 from coordinator.errors import Cancelled, LaneLost
 from coordinator.generation import Begun, Ended, Generation, Tokens
-from coordinator.request import Request, Sampling
+from coordinator.request import Request
+from coordinator.sampling import Sampling
 from coordinator.text.detokenizer import Detokenizer
 from laneproto.v1 import lane_pb2
 from tests.unit.test_stops import naive

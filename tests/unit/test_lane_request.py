@@ -33,7 +33,8 @@ def test_prompt_at_the_limit_leaves_one_token_and_past_it_is_refused():
 
 
 def test_stop_ids_at_the_limit_and_past_it():
-    assert len(parse(message(stop_ids=range(limits.MAX_STOP_IDS)), BOUNDS).stop_ids) == limits.MAX_STOP_IDS
+    wide = Bounds(vocab_size=1000, context_tokens=16)
+    assert len(parse(message(stop_ids=range(limits.MAX_STOP_IDS)), wide).stop_ids) == limits.MAX_STOP_IDS
     with pytest.raises(TooManyStopIds):
         parse(message(stop_ids=[1] * (limits.MAX_STOP_IDS + 1)), BOUNDS)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from coordinator import limits
 from coordinator.errors import BadRequest, CoordinatorError, OutOfRange, Unsupported
 from coordinator.openai import parse_chat, parse_completion, parse_json
+from coordinator.sampling import Wanted
 from coordinator.text.renderer import ChatMessage
 
 HELLO = {"role": "user", "content": "hello"}
@@ -65,7 +66,21 @@ _json = st.recursive(
     _leaf, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_names, inner, max_size=3), max_leaves=6
 )
 _fields = st.sampled_from(
-    ["messages", "prompt", "stop", "n", "max_tokens", "temperature", "stream", "stream_options", "logprobs", "tools"]
+    [
+        *(
+            "messages",
+            "prompt",
+            "stop",
+            "n",
+            "max_tokens",
+            "temperature",
+            "stream",
+            "stream_options",
+            "logprobs",
+            "tools",
+        ),
+        *("logit_bias", "min_p", "presence_penalty", "min_tokens", "ignore_eos"),
+    ]
 )
 
 
@@ -74,6 +89,7 @@ def test_any_object_is_parsed_or_refused_with_a_field(value: dict[str, Any], is_
     try:
         body = parse_chat(value) if is_chat else parse_completion(value)
         body.conversation() if is_chat else body.one_prompt()
+        body.wanted()
     except CoordinatorError as error:
         refusal = error
     else:
@@ -106,6 +122,15 @@ def test_any_object_is_parsed_or_refused_with_a_field(value: dict[str, Any], is_
         ({"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"model": 7}, "model"),
+        ({"min_p": "0.1"}, "min_p"),
+        ({"min_tokens": 1.0}, "min_tokens"),
+        ({"ignore_eos": 1}, "ignore_eos"),
+        ({"repetition_penalty": [1.1]}, "repetition_penalty"),
+        ({"frequency_penalty": "0"}, "frequency_penalty"),
+        ({"logit_bias": [1, 2]}, "logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias"),
+        ({"logit_bias": {"5": None}}, "logit_bias"),
+        ({"stop_token_ids": ["1"]}, "stop_token_ids.0"),
     ],
 )  # fmt: skip
 def test_wrong_types_are_named(fields: dict[str, Any], param: str) -> None:
@@ -118,10 +143,9 @@ def test_wrong_types_are_named(fields: dict[str, Any], param: str) -> None:
     ("name", "value"),
     [
         ("n", 2), ("n", 0), ("tools", [{}]), ("tool_choice", "required"), ("functions", [{}]),
-        ("response_format", {"type": "json_object"}), ("presence_penalty", 0.1), ("frequency_penalty", -1),
-        ("logit_bias", {"5": 1}), ("best_of", 2), ("modalities", ["audio"]), ("audio", {}), ("min_p", 0.1),
+        ("response_format", {"type": "json_object"}), ("best_of", 2), ("modalities", ["audio"]), ("audio", {}),
         ("chat_template", "x"), ("chat_template_kwargs", {"a": 1}), ("continue_final_message", True),
-        ("add_generation_prompt", False), ("guided_json", {}), ("repetition_penalty", 1.1), ("ignore_eos", True),
+        ("add_generation_prompt", False), ("guided_json", {}), ("use_beam_search", True),
     ],
 )  # fmt: skip
 def test_what_would_change_the_answer_is_refused_by_name(name: str, value: object) -> None:
@@ -130,9 +154,7 @@ def test_what_would_change_the_answer_is_refused_by_name(name: str, value: objec
     assert caught.value.param == name
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("echo", True), ("suffix", "x"), ("best_of", 2), ("n", 2), ("logit_bias", {"1": 1})]
-)
+@pytest.mark.parametrize(("name", "value"), [("echo", True), ("suffix", "x"), ("best_of", 2), ("n", 2)])
 def test_the_same_for_completions(name: str, value: object) -> None:
     with pytest.raises(Unsupported) as caught:
         completion(**{name: value})
@@ -150,7 +172,11 @@ def test_values_that_change_nothing_and_unknown_fields_are_accepted() -> None:
 def test_false_is_not_zero_nor_true_one() -> None:
     for value in (False, True):
         with pytest.raises(Unsupported):
+            chat(best_of=value)
+        with pytest.raises(BadRequest):
             chat(presence_penalty=value)
+        with pytest.raises(BadRequest):
+            chat(logit_bias={"5": value})
     with pytest.raises(BadRequest):
         chat(n=True)
 
@@ -186,6 +212,40 @@ def test_a_missing_prompt_and_no_messages() -> None:
         parse_chat({})
     with pytest.raises(BadRequest, match="at least one"):
         chat(messages=[]).conversation()
+
+
+def test_how_tokens_are_to_be_drawn() -> None:
+    said = {
+        "temperature": 0.5, "top_k": -1, "top_p": 0.75, "min_p": 0.1, "seed": -5, "repetition_penalty": 1.1,
+        "presence_penalty": 1, "frequency_penalty": -1.5, "min_tokens": 3,
+    }  # fmt: skip
+    for body in (chat(**said, logit_bias={"50256": -100, "0": 1.5}), completion(**said, logit_bias={"0": 1.5})):
+        wanted = body.wanted()
+        assert {name: getattr(wanted, name) for name in said} == said
+        assert wanted.logit_bias[0] == 1.5
+    assert chat().wanted() == completion().wanted() == Wanted()
+    assert chat(logit_bias=None, ignore_eos=None).wanted() == Wanted()
+
+
+@pytest.mark.parametrize("key", ["", "a", "05", "+5", "-5", "5.0", " 5", "5\n", "٥", "12345678901", "0x1"])
+def test_keys_of_biases_have_one_spelling(key: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        chat(logit_bias={key: 1}).wanted()
+    assert caught.value.param == "logit_bias"
+
+
+def test_the_number_of_biases_is_looked_at_first() -> None:
+    assert len(chat(logit_bias={str(n): 1 for n in range(limits.LOGIT_BIASES)}).wanted().logit_bias) == 300
+    with pytest.raises(OutOfRange) as caught:
+        chat(logit_bias={str(n): "wrong" for n in range(limits.LOGIT_BIASES + 1)})
+    assert caught.value.param == "logit_bias"
+
+
+def test_the_newer_name_of_max_tokens_wins() -> None:
+    for parse in (chat, completion):
+        assert parse(max_tokens=5).most_tokens == (5, "max_tokens")
+        assert parse(max_tokens=5, max_completion_tokens=7).most_tokens == (7, "max_completion_tokens")
+        assert parse().most_tokens == (None, "max_tokens")
 
 
 def test_turns() -> None:

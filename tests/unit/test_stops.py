@@ -48,6 +48,30 @@ def test_a_stop_across_two_pieces_never_shows(cut: int) -> None:
     assert scanner.feed("more") == scanner.flush() == ""
 
 
+def naive_after(text: str, stops: list[str], ripe: int) -> tuple[str, bool]:
+    """The same where only stops that end after `ripe` characters count."""
+    for end in range(ripe + 1, len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return text[: end - max(map(len, complete))], True
+    return text, False
+
+
+@given(text=_text, stops=_stops, cuts=st.lists(st.integers(0, 30), max_size=8), ripe=st.integers(0, 8))
+def test_only_stops_that_end_late_enough_count(text: str, stops: list[str], cuts: list[int], ripe: int) -> None:
+    scanner = StopScanner(stops)
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    shown, allowed = "", 0
+    for number, (begin, end) in enumerate(itertools.pairwise(edges)):
+        if number < ripe:
+            allowed = end
+        shown += scanner.feed(text[begin:end], may_stop=number >= ripe)
+    shown += scanner.flush()
+    expected, stopped = naive_after(text, stops, allowed)
+    assert scanner.stopped == stopped
+    assert shown == expected
+
+
 def test_without_stops_nothing_is_held() -> None:
     scanner = StopScanner([])
     assert scanner.feed("abc") == "abc"

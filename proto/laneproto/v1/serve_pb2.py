@@ -25,35 +25,39 @@ _sym_db = _symbol_database.Default()
 from laneproto.v1 import lane_pb2 as laneproto_dot_v1_dot_lane__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18laneproto/v1/serve.proto\x12\rexpressway.v1\x1a\x17laneproto/v1/lane.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xd8\x02\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12,\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x17.expressway.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x06 \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x10\n\x08stop_ids\x18\t \x03(\r\x12\x15\n\x08logprobs\x18\n \x01(\rH\x06\x88\x01\x01\x12\x0f\n\x07session\x18\x0b \x01(\tB\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x0b\n\t_logprobs\"\x9a\x01\n\x10GenerateResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.expressway.v1.StartedH\x00\x12%\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.expressway.v1.DeltaH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x17.expressway.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"P\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04lane\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\"@\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12)\n\x06tokens\x18\x02 \x03(\x0b\x32\x19.expressway.lane.v1.Token\"\xcf\x01\n\x08\x46inished\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .expressway.lane.v1.FinishReason\x12(\n\x05usage\x18\x02 \x01(\x0b\x32\x19.expressway.lane.v1.Usage\x12.\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1c.expressway.lane.v1.Counters\x12\x0c\n\x04lane\x18\x04 \x01(\t\x12\x12\n\nerror_code\x18\x05 \x01(\t\x12\x15\n\rerror_message\x18\x06 \x01(\t\"\x12\n\x10ListLanesRequest\"\x97\x01\n\x08LaneInfo\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12.\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x1c.expressway.lane.v1.Counters\x12\x10\n\x08restarts\x18\x06 \x01(\r\x12\x0f\n\x07running\x18\x07 \x01(\r\"H\n\x0eListLanesReply\x12&\n\x05lanes\x18\x01 \x03(\x0b\x32\x17.expressway.v1.LaneInfo\x12\x0e\n\x06queued\x18\x02 \x01(\r\"\x11\n\x0fGetModelRequest\"=\n\rGetModelReply\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.expressway.lane.v1.ModelInfo2\xf2\x01\n\nExpressway\x12M\n\x08Generate\x12\x1e.expressway.v1.GenerateRequest\x1a\x1f.expressway.v1.GenerateResponse0\x01\x12K\n\tListLanes\x12\x1f.expressway.v1.ListLanesRequest\x1a\x1d.expressway.v1.ListLanesReply\x12H\n\x08GetModel\x12\x1e.expressway.v1.GetModelRequest\x1a\x1c.expressway.v1.GetModelReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18laneproto/v1/serve.proto\x12\rexpressway.v1\x1a\x17laneproto/v1/lane.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xdd\x05\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12,\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x17.expressway.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x06 \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x10\n\x08stop_ids\x18\t \x03(\r\x12\x15\n\x08logprobs\x18\n \x01(\rH\x06\x88\x01\x01\x12\x0f\n\x07session\x18\x0b \x01(\t\x12\x12\n\x05min_p\x18\x0c \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x02H\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0e \x01(\x02H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0f \x01(\x02H\n\x88\x01\x01\x12\x41\n\nlogit_bias\x18\x10 \x03(\x0b\x32-.expressway.v1.GenerateRequest.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\x11 \x01(\rH\x0b\x88\x01\x01\x12\x17\n\nignore_eos\x18\x12 \x01(\x08H\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x0b\n\t_logprobsB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"\x9a\x01\n\x10GenerateResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.expressway.v1.StartedH\x00\x12%\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.expressway.v1.DeltaH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x17.expressway.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"P\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04lane\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\"@\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12)\n\x06tokens\x18\x02 \x03(\x0b\x32\x19.expressway.lane.v1.Token\"\xcf\x01\n\x08\x46inished\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .expressway.lane.v1.FinishReason\x12(\n\x05usage\x18\x02 \x01(\x0b\x32\x19.expressway.lane.v1.Usage\x12.\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1c.expressway.lane.v1.Counters\x12\x0c\n\x04lane\x18\x04 \x01(\t\x12\x12\n\nerror_code\x18\x05 \x01(\t\x12\x15\n\rerror_message\x18\x06 \x01(\t\"\x12\n\x10ListLanesRequest\"\x97\x01\n\x08LaneInfo\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12.\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x1c.expressway.lane.v1.Counters\x12\x10\n\x08restarts\x18\x06 \x01(\r\x12\x0f\n\x07running\x18\x07 \x01(\r\"H\n\x0eListLanesReply\x12&\n\x05lanes\x18\x01 \x03(\x0b\x32\x17.expressway.v1.LaneInfo\x12\x0e\n\x06queued\x18\x02 \x01(\r\"\x11\n\x0fGetModelRequest\"=\n\rGetModelReply\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.expressway.lane.v1.ModelInfo2\xf2\x01\n\nExpressway\x12M\n\x08Generate\x12\x1e.expressway.v1.GenerateRequest\x1a\x1f.expressway.v1.GenerateResponse0\x01\x12K\n\tListLanes\x12\x1f.expressway.v1.ListLanesRequest\x1a\x1d.expressway.v1.ListLanesReply\x12H\n\x08GetModel\x12\x1e.expressway.v1.GetModelRequest\x1a\x1c.expressway.v1.GetModelReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'laneproto.v1.serve_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_TOKENIDS']._serialized_start=68
   _globals['_TOKENIDS']._serialized_end=91
   _globals['_GENERATEREQUEST']._serialized_start=94
-  _globals['_GENERATEREQUEST']._serialized_end=438
-  _globals['_GENERATERESPONSE']._serialized_start=441
-  _globals['_GENERATERESPONSE']._serialized_end=595
-  _globals['_STARTED']._serialized_start=597
-  _globals['_STARTED']._serialized_end=677
-  _globals['_DELTA']._serialized_start=679
-  _globals['_DELTA']._serialized_end=743
-  _globals['_FINISHED']._serialized_start=746
-  _globals['_FINISHED']._serialized_end=953
-  _globals['_LISTLANESREQUEST']._serialized_start=955
-  _globals['_LISTLANESREQUEST']._serialized_end=973
-  _globals['_LANEINFO']._serialized_start=976
-  _globals['_LANEINFO']._serialized_end=1127
-  _globals['_LISTLANESREPLY']._serialized_start=1129
-  _globals['_LISTLANESREPLY']._serialized_end=1201
-  _globals['_GETMODELREQUEST']._serialized_start=1203
-  _globals['_GETMODELREQUEST']._serialized_end=1220
-  _globals['_GETMODELREPLY']._serialized_start=1222
-  _globals['_GETMODELREPLY']._serialized_end=1283
-  _globals['_EXPRESSWAY']._serialized_start=1286
-  _globals['_EXPRESSWAY']._serialized_end=1528
+  _globals['_GENERATEREQUEST']._serialized_end=827
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=590
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=638
+  _globals['_GENERATERESPONSE']._serialized_start=830
+  _globals['_GENERATERESPONSE']._serialized_end=984
+  _globals['_STARTED']._serialized_start=986
+  _globals['_STARTED']._serialized_end=1066
+  _globals['_DELTA']._serialized_start=1068
+  _globals['_DELTA']._serialized_end=1132
+  _globals['_FINISHED']._serialized_start=1135
+  _globals['_FINISHED']._serialized_end=1342
+  _globals['_LISTLANESREQUEST']._serialized_start=1344
+  _globals['_LISTLANESREQUEST']._serialized_end=1362
+  _globals['_LANEINFO']._serialized_start=1365
+  _globals['_LANEINFO']._serialized_end=1516
+  _globals['_LISTLANESREPLY']._serialized_start=1518
+  _globals['_LISTLANESREPLY']._serialized_end=1590
+  _globals['_GETMODELREQUEST']._serialized_start=1592
+  _globals['_GETMODELREQUEST']._serialized_end=1609
+  _globals['_GETMODELREPLY']._serialized_start=1611
+  _globals['_GETMODELREPLY']._serialized_end=1672
+  _globals['_EXPRESSWAY']._serialized_start=1675
+  _globals['_EXPRESSWAY']._serialized_end=1917
 # @@protoc_insertion_point(module_scope)
