@@ -26,10 +26,10 @@ import torch
 from bench.checkpoint import PRESETS, write_checkpoint
 from bench.result import frame, write
 from lanes.counters import Counters
+from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import ExpertCache
 from lanes.experts.naive import NaiveExperts
 from lanes.experts.native import ExpertKernel
-from lanes.experts.policy import least_recently_used
 from lanes.experts.protocol import Experts
 from lanes.experts.store import ExpertStore
 from lanes.models import load_model
@@ -116,7 +116,7 @@ def opened(source: Path, folder: Path, experts: str) -> Iterator[tuple[Pack, dic
         info, records, counters = pack.manifest.experts, FileRecords(pack), Counters()
         kernel = ExpertKernel(info.layout, threads=1)
         stack.callback(kernel.close)
-        cache = ExpertCache(records, info, 0, least_recently_used, counters)
+        cache = ExpertCache(records, info, 0, adaptive, counters)
         yield (
             pack,
             {

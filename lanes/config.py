@@ -43,6 +43,7 @@ class LaneConfig:
     context_tokens: int | None  # None: the model's own, at most DEFAULT_CONTEXT_TOKENS
     prefill_chunk_rows: int
     expert_isa: str | None  # None: the best this CPU has
+    trace_routing: Path | None
     log_json: bool
 
 
@@ -96,6 +97,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], allowed_cores: frozen
         context_tokens=options.context,
         prefill_chunk_rows=options.prefill_chunk,
         expert_isa=isa,
+        trace_routing=options.trace_routing,
         log_json=options.log_json,
     )
 
@@ -125,6 +127,8 @@ def _parser(allowed_cores: frozenset[int]) -> _Parser:
         default=limits.DEFAULT_PREFILL_CHUNK_ROWS, help="prompt rows per window (default: %(default)s)")  # fmt: skip
     add("--region-socket", type=_socket_path, metavar="PATH",
         help="where to hand on the region's descriptor (default: NAME.region.sock beside --listen)")  # fmt: skip
+    add("--trace-routing", type=Path, metavar="FILE",
+        help="write a new file for the experts that every window used; never tokens (default: none)")  # fmt: skip
     add("--log-json", action="store_true", help="log JSON lines instead of text")
     return parser
 

@@ -35,6 +35,7 @@ class Counters:
     ngram_prefetch_hits: int = 0
     ngram_read_bytes: int = 0
     ngram_wait_ns: int = 0
+    cache_admitted_hits: int = 0
 
     def snapshot(self) -> Counters:
         """A copy that no longer changes."""

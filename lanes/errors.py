@@ -10,6 +10,7 @@
     │   ├── TokenOutOfRange          token_out_of_range
     │   ├── BadSampling              bad_sampling
     │   └── TooManyStopIds           too_many_stop_ids
+    ├── TraceRefused             bad_trace                no    a file is no routing trace
     ├── BadProtocolVersion           bad_protocol_version     no
     ├── Busy                         busy                     yes   a generation is running
     ├── Draining                     draining                 yes   the lane takes nothing new
@@ -92,6 +93,12 @@ class TooManyStopIds(RequestError):
     """More stop ids than a lane accepts."""
 
     code = "too_many_stop_ids"
+
+
+class TraceRefused(LaneError):
+    """A file is no routing trace, or a damaged one."""
+
+    code = "bad_trace"
 
 
 class BadProtocolVersion(LaneError):

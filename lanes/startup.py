@@ -21,10 +21,11 @@ from lanes.config import LaneConfig
 from lanes.counters import Counters
 from lanes.engine import Engine
 from lanes.errors import StartError
+from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import ExpertCache
 from lanes.experts.native import ExpertKernel
-from lanes.experts.policy import least_recently_used
 from lanes.experts.store import ExpertStore
+from lanes.experts.trace import TraceHeader, TraceWriter
 from lanes.models import load_model
 from lanes.runner import ModelRunner, Runner
 from lanes.state.pool import StatePool
@@ -89,7 +90,7 @@ def assemble(config: LaneConfig) -> Lane:
         )
         stack.callback(kernel.close)
         counters = Counters()
-        cache = ExpertCache(region, info, config.vram_budget_bytes, least_recently_used, counters)
+        cache = ExpertCache(region, info, config.vram_budget_bytes, adaptive, counters)
         store = ExpertStore(kernel, cache, counters)
         torch.set_num_threads(len(config.cores))
         model = load_model(
@@ -105,6 +106,10 @@ def assemble(config: LaneConfig) -> Lane:
         runner = ModelRunner(model, states, store)
         check(runner, spec.vocab)
         counters.restart()
+        if config.trace_routing is not None:
+            trace = TraceWriter(config.trace_routing, TraceHeader(info.layers, info.experts, manifest.fingerprint))
+            stack.callback(trace.close)
+            store.recorder = trace.record
         _log.info(
             "lane_loaded",
             seconds=round(time.monotonic() - attached_s, 3),

@@ -132,7 +132,8 @@ def _popularity(draw: _Hash) -> Ints:
     raw = _WEIGHT // ((rank + flatness) * (rank + _KNEE))  # [L, E] by rank
     raw = raw * 4096 // raw.sum(axis=1, keepdims=True)
     ranks = np.argsort(np.argsort(draw.words((LAYERS, EXPERTS)), axis=1, kind="stable"), axis=1, kind="stable")
-    return np.maximum(1, np.take_along_axis(raw, ranks, axis=1))
+    weights: Ints = np.maximum(1, np.take_along_axis(raw, ranks, axis=1))
+    return weights
 
 
 class _Table:
@@ -146,7 +147,8 @@ class _Table:
 
     def candidates(self, draw: _Hash) -> Ints:
         wanted = draw.below(self._totals, (LAYERS, _CANDIDATES)) + self._shift
-        return np.searchsorted(self._flat, wanted, side="right") - np.arange(LAYERS)[:, None] * EXPERTS
+        found: Ints = np.searchsorted(self._flat, wanted, side="right") - np.arange(LAYERS)[:, None] * EXPERTS
+        return found
 
 
 def _first_distinct(candidates: Ints) -> Ints:
@@ -163,7 +165,7 @@ def _first_distinct(candidates: Ints) -> Ints:
 
 
 def _prefill(weights: Ints, draw: _Hash) -> TraceWindow:
-    """A chunk of prompt: every expert's expected rows, rounded up or down by chance; at most every row, which costs a steep layer a few."""
+    """A chunk of prompt: every expert's expected rows, rounded up or down by chance, at most every row."""
     totals = weights.sum(axis=1, keepdims=True)
     scaled = weights * (PREFILL_ROWS * CHOSEN)
     counts = scaled // totals + (draw.below(totals.astype(np.uint64), weights.shape) < scaled % totals)

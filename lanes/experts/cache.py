@@ -51,6 +51,7 @@ class ExpertCache:
         self._buffer = np.frombuffer(mmap.mmap(-1, max(1, slots) * record_bytes, mmap.MAP_PRIVATE), np.uint8)
         self._free = list(range(slots - 1, -1, -1))  # the lowest slot is taken first
         self._slot = np.full(layers * experts, -1, np.int64)
+        self._unused = np.zeros(layers * experts, np.bool_)  # admitted, and used by no window since
         # Records stand at equal distances: one look-up and a multiplication instead of 24,576 calls.
         first = region.record_address(0, 0)
         self._home = first + np.arange(layers * experts, dtype=np.uint64) * np.uint64(record_bytes)
@@ -63,6 +64,8 @@ class ExpertCache:
         """The safe point after a window: asks the policy, drops, copies, publishes the table."""
         if self._budget.slots == 0:
             return
+        proven = touched.keys[self._unused[touched.keys]]
+        self._unused[proven] = False
         self._state, plan = self._policy(self._state, touched, self._budget)
         addresses, resident = self.addresses.reshape(-1), self.resident.reshape(-1)
         for key in plan.evict.tolist():
@@ -77,7 +80,10 @@ class ExpertCache:
             self._slot[key] = slot
             addresses[key] = address
             resident[key] = True
+        self._unused[plan.evict] = False
+        self._unused[plan.admit] = True
         counters = self._counters
+        counters.cache_admitted_hits += proven.shape[0]
         counters.cache_admissions += plan.admit.shape[0]
         counters.cache_evictions += plan.evict.shape[0]
         counters.cache_used_bytes += (plan.admit.shape[0] - plan.evict.shape[0]) * self.record_bytes

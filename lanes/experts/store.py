@@ -65,15 +65,18 @@ class ExpertStore:
         self._counters = counters
         self._scratch_bytes = scratch_bytes
         self.stopped: Callable[[], bool] = lambda: False
+        self.recorder: Callable[[Touched], None] | None = None  # is told of every finished window
         self._scratch = np.empty((0, 0), np.float32)
         layers, experts = cache.addresses.shape
         self._rows = np.zeros((layers, experts), np.int64)  # rows routed to each expert in this window
+        self._window_rows = 0
 
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Weighted sum of the chosen experts per row, as `lanes.experts.protocol.Experts` says."""
+        rows, hidden = x.shape
+        self._window_rows = rows
         if self.stopped():
             raise Interrupted
-        rows, hidden = x.shape
         chosen = ids.shape[1]
         expert_ids, row_weights, inputs = ids.numpy(), weights.contiguous().numpy(), x.contiguous().numpy()
         out = torch.empty((rows, hidden), dtype=torch.float32)
@@ -90,7 +93,10 @@ class ExpertStore:
         """The safe point: residency may change now, and only now."""
         flat = self._rows.reshape(-1)
         keys = np.flatnonzero(flat)
-        self._cache.turn(Touched(keys, flat[keys]))
+        touched = Touched(keys, flat[keys], self._window_rows)
+        if self.recorder is not None and keys.shape[0]:
+            self.recorder(touched)
+        self._cache.turn(touched)
         flat[keys] = 0
 
     def _block(

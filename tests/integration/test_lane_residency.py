@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from lanes.counters import Counters
+from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import ExpertCache
 from lanes.experts.native import ExpertKernel
-from lanes.experts.policy import least_recently_used
 from lanes.experts.store import ExpertStore
 from lanes.models import load_model
 from lanes.runner import ModelRunner
@@ -38,7 +38,7 @@ def answers(pack, slots, scratch_bytes=1 << 20, rounds=2):
     """Logits of a prompt in chunks of 5 and of 12 greedy steps, `rounds` times over on one warm cache."""
     torch.set_num_threads(1)
     info, counters = pack.manifest.experts, Counters()
-    cache = ExpertCache(Bytes(pack), info, slots * info.record_bytes, least_recently_used, counters)
+    cache = ExpertCache(Bytes(pack), info, slots * info.record_bytes, adaptive, counters)
     kernel = ExpertKernel(info.layout, threads=1)
     store = ExpertStore(kernel, cache, counters, scratch_bytes)
     model = load_model(pack, store)
@@ -84,7 +84,7 @@ def test_a_window_is_left_between_two_layers(tmp_path):
     """A cancel in a long prompt chunk does not wait for the chunk."""
     with Pack.open(tiny_pack(tmp_path)) as pack:
         info, counters = pack.manifest.experts, Counters()
-        cache = ExpertCache(Bytes(pack), info, 1 << 20, least_recently_used, counters)
+        cache = ExpertCache(Bytes(pack), info, 1 << 20, adaptive, counters)
         store = ExpertStore(ExpertKernel(info.layout, threads=1), cache, counters)
         model = load_model(pack, store)
         runner = ModelRunner(model, StatePool(model.state_shape, model.state_shape.bytes(64)), store)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from lanes.counters import Counters
 from lanes.experts import reference
+from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import ExpertCache
 from lanes.experts.native import ExpertKernel
-from lanes.experts.policy import Plan, State, Touched, least_recently_used
+from lanes.experts.policy import Plan, State, Touched
 from lanes.experts.store import ExpertStore
 from tests.fakes.records import FakeRegion
 
@@ -21,7 +22,7 @@ FORMATS = ("f32", "q4g32")
 
 
 class Rig:
-    def __init__(self, format="q4g32", slots=0, policy=least_recently_used, scratch_bytes=1 << 20):
+    def __init__(self, format="q4g32", slots=0, policy=adaptive, scratch_bytes=1 << 20):
         self.region = FakeRegion(format, HIDDEN, INNER, LAYERS, EXPERTS)
         self.counters = Counters()
         size = self.region.info.record_bytes
@@ -143,11 +144,11 @@ def test_the_table_never_changes_inside_a_window():
 def test_a_budget_below_one_record_keeps_nothing():
     region = FakeRegion("f32", HIDDEN, INNER, LAYERS, EXPERTS)
     counters = Counters()
-    cache = ExpertCache(region, region.info, region.info.record_bytes - 1, least_recently_used, counters)
-    cache.turn(Touched(np.array([1]), np.array([1])))
+    cache = ExpertCache(region, region.info, region.info.record_bytes - 1, adaptive, counters)
+    cache.turn(Touched(np.array([1]), np.array([1]), 1))
     assert counters.cache_budget_bytes == counters.cache_admissions == 0
-    cache = ExpertCache(region, region.info, region.info.record_bytes, least_recently_used, counters)
-    cache.turn(Touched(np.array([1]), np.array([1])))
+    cache = ExpertCache(region, region.info, region.info.record_bytes, adaptive, counters)
+    cache.turn(Touched(np.array([1]), np.array([1]), 1))
     assert counters.cache_budget_bytes == counters.cache_used_bytes == region.info.record_bytes
 
 
@@ -170,7 +171,7 @@ def test_any_history_under_any_plan_keeps_table_and_bytes(seeds, slots, rows):
         admit = rng.permutation(others)[: min(budget.slots - len(held) + len(evict), 3)]
         resident = state.resident.copy()
         resident[evict], resident[admit] = False, True
-        return State(state.windows + 1, state.last_used, resident), Plan(evict, admit)
+        return State(state.windows + 1, state.last_used, state.uses, resident), Plan(evict, admit)
 
     plain, rig = Rig(), Rig(slots=slots, policy=wild)
     for seed in seeds:

@@ -1,15 +1,19 @@
+import itertools
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lanes.experts.policy import Budget, State, Touched, least_recently_used
+from bench.cache_baselines import clairvoyant_hits, fixed, least_recently_used
+from lanes.experts.policy import Budget, State, Touched
 
 N = 24
 
 
 def touched(*keys, rows=None):
     ids = np.array(sorted(set(keys)), np.int64)
-    return Touched(ids, np.ones_like(ids) if rows is None else np.array(rows, np.int64))
+    counts = np.ones_like(ids) if rows is None else np.array(rows, np.int64)
+    return Touched(ids, counts, int(counts.max(initial=1)))
 
 
 def run(windows, slots, swaps=100):
@@ -75,7 +79,7 @@ def test_invariants_hold_for_any_history(history, slots):
     state = State.empty(N)
     for keys, swaps in history:
         seen = touched(*keys)
-        before = State(state.windows, state.last_used.copy(), state.resident.copy())
+        before = State(state.windows, state.last_used.copy(), state.uses.copy(), state.resident.copy())
         after, plan = least_recently_used(state, seen, Budget(slots, swaps))
         again, same = least_recently_used(state, seen, Budget(slots, swaps))
         assert np.array_equal(plan.admit, same.admit)
@@ -101,3 +105,33 @@ def test_matches_a_plain_lru_when_one_key_comes_at_a_time():
             plain.remove(key)
         plain = [*plain, key][-5:]
         assert np.flatnonzero(state.resident).tolist() == sorted(plain)
+
+
+def test_a_fixed_set_is_filled_once_from_its_profile():
+    policy, state = fixed(np.array([5, 1, 9, 9] + [0] * (N - 4))), State.empty(N)
+    state, plan = policy(state, touched(7), Budget(3, 1))
+    assert plan.admit.tolist() == [0, 2, 3]
+    state, plan = policy(state, touched(1), Budget(3, 1))
+    assert plan.admit.tolist() == plan.evict.tolist() == []
+    assert np.flatnonzero(state.resident).tolist() == [0, 2, 3]
+
+
+def best_by_search(windows, slots):
+    """Every choice of what to keep after every window."""
+    reached = {frozenset(): 0}
+    for keys in windows:
+        after = {}
+        for kept, hits in reached.items():
+            now = hits + len(kept & keys)
+            for size in range(min(slots, len(kept | keys)) + 1):
+                for choice in itertools.combinations(sorted(kept | keys), size):
+                    after[frozenset(choice)] = max(after.get(frozenset(choice), 0), now)
+        reached = after
+    return max(reached.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sets(st.integers(0, 4), max_size=3), min_size=1, max_size=7), st.integers(0, 3))
+def test_the_bound_is_what_an_exhaustive_search_finds(history, slots):
+    hits = clairvoyant_hits([touched(*keys) for keys in history], N, slots)
+    assert hits.sum() == best_by_search([frozenset(keys) for keys in history], slots)

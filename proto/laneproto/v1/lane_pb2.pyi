@@ -92,7 +92,7 @@ class LaneStatus(_message.Message):
     def __init__(self, state: _Optional[_Union[LaneState, str]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., active_request_id: _Optional[str] = ..., stamp_ns: _Optional[int] = ...) -> None: ...
 
 class Counters(_message.Message):
-    __slots__ = ("requests", "prompt_tokens", "generated_tokens", "windows", "expert_hits", "expert_misses", "expert_hit_bytes", "expert_miss_bytes", "cache_admissions", "cache_evictions", "cache_used_bytes", "cache_budget_bytes", "cancelled", "failed", "prefill_ns", "decode_ns", "ngram_rows", "ngram_cache_hits", "ngram_prefetch_hits", "ngram_read_bytes", "ngram_wait_ns")
+    __slots__ = ("requests", "prompt_tokens", "generated_tokens", "windows", "expert_hits", "expert_misses", "expert_hit_bytes", "expert_miss_bytes", "cache_admissions", "cache_evictions", "cache_used_bytes", "cache_budget_bytes", "cancelled", "failed", "prefill_ns", "decode_ns", "ngram_rows", "ngram_cache_hits", "ngram_prefetch_hits", "ngram_read_bytes", "ngram_wait_ns", "cache_admitted_hits")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,7 @@ class Counters(_message.Message):
     NGRAM_PREFETCH_HITS_FIELD_NUMBER: _ClassVar[int]
     NGRAM_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     NGRAM_WAIT_NS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_ADMITTED_HITS_FIELD_NUMBER: _ClassVar[int]
     requests: int
     prompt_tokens: int
     generated_tokens: int
@@ -135,7 +136,8 @@ class Counters(_message.Message):
     ngram_prefetch_hits: int
     ngram_read_bytes: int
     ngram_wait_ns: int
-    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., windows: _Optional[int] = ..., expert_hits: _Optional[int] = ..., expert_misses: _Optional[int] = ..., expert_hit_bytes: _Optional[int] = ..., expert_miss_bytes: _Optional[int] = ..., cache_admissions: _Optional[int] = ..., cache_evictions: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., cache_budget_bytes: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., ngram_rows: _Optional[int] = ..., ngram_cache_hits: _Optional[int] = ..., ngram_prefetch_hits: _Optional[int] = ..., ngram_read_bytes: _Optional[int] = ..., ngram_wait_ns: _Optional[int] = ...) -> None: ...
+    cache_admitted_hits: int
+    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., windows: _Optional[int] = ..., expert_hits: _Optional[int] = ..., expert_misses: _Optional[int] = ..., expert_hit_bytes: _Optional[int] = ..., expert_miss_bytes: _Optional[int] = ..., cache_admissions: _Optional[int] = ..., cache_evictions: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., cache_budget_bytes: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., ngram_rows: _Optional[int] = ..., ngram_cache_hits: _Optional[int] = ..., ngram_prefetch_hits: _Optional[int] = ..., ngram_read_bytes: _Optional[int] = ..., ngram_wait_ns: _Optional[int] = ..., cache_admitted_hits: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "seed", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens")
