@@ -33,11 +33,12 @@ class TokenCounts:
         self._place = np.full(vocab_size, -1, np.int32)  # by id: where it is in the other two
         self._ids = np.empty(vocab_size, np.int64)  # memory that is not written is not used
         self._counts = np.empty(vocab_size, np.float64)
-        ids, counts = np.unique(np.asarray(tokens, np.int64), return_counts=True)
+        counts = np.bincount(np.asarray(tokens, np.int64), minlength=vocab_size)
+        ids = np.flatnonzero(counts)
         self._size = ids.shape[0]
         self._place[ids] = np.arange(self._size)
         self._ids[: self._size] = ids
-        self._counts[: self._size] = counts
+        self._counts[: self._size] = counts[ids]
 
     def add(self, token: int) -> None:
         """Once more."""

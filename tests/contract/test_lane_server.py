@@ -141,10 +141,14 @@ async def test_long_answers_arrive_whole_in_bounded_chunks(rig):
         ({"prompt_ids": []}, "empty_prompt"),
         ({"prompt_ids": [VOCAB]}, "token_out_of_range"),
         ({"prompt_ids": [1] * CONTEXT}, "context_length_exceeded"),
-        ({"stop_ids": [1] * 65}, "too_many_stop_ids"),
+        ({"stop_ids": [1] * (limits.MAX_STOP_IDS + 1)}, "too_many_stop_ids"),
         ({"max_tokens": 0}, "bad_request"),
         ({"request_id": ""}, "bad_request"),
         ({"sampling": pb.Sampling(temperature=float("nan"))}, "bad_sampling"),
+        ({"sampling": pb.Sampling(logit_bias={1: float("inf")})}, "bad_sampling"),
+        ({"sampling": pb.Sampling(logit_bias={VOCAB: 1.0})}, "token_out_of_range"),
+        ({"sampling": pb.Sampling(min_tokens=5)}, "bad_sampling"),
+        ({"replayed_tokens": 5}, "bad_request"),
     ],
 )
 async def test_refused_before_accepted_with_a_stable_code(rig, changes, code):
