@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,41 +21,109 @@ from bench.tokenizer import ENDOFTEXT, IM_END, write_tokenizer
 
 __all__ = ["PRESETS", "Layout", "TinyConfig", "write_checkpoint"]
 
-DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
+DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "fp8": "BF16"}  # of whatever is no FP8 tensor
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8, "F8_E4M3": 1}
+_CONFIG_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}
+_FP8 = re.compile(
+    r".*\.(mlp\.experts\..*|shared_expert\.\w+\.weight|self_attn\.[qkvo]_proj\.weight"
+    r"|linear_attn\.(in_proj_qkv|in_proj_z|out_proj)\.weight|ngram_embedding\..*weight)"
+)
+FP8_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor as a file holds it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    data: Callable[[], bytes]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * _BYTES[self.dtype]
 
 
 def _encode(values: np.ndarray, dtype: str) -> bytes:
-    if dtype == "BF16":  # round to nearest even
-        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-        return (
-            ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
-            .astype("<u2")
-            .tobytes()
-        )
+    if dtype == "BF16":
+        return _bf16(values).tobytes()
     return np.ascontiguousarray(values).astype({"F32": "<f4", "F16": "<f2", "I64": "<i8"}[dtype]).tobytes()
 
 
-def _write_safetensors(path: Path, tensors: list[Tensor], dtype: str) -> int:
+def _bf16(values: np.ndarray) -> np.ndarray:
+    """Bits, rounded to nearest even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded: np.ndarray = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return rounded.astype("<u2")
+
+
+def _e4m3(values: np.ndarray) -> np.ndarray:
+    """The nearest code of values within 448."""
+    codes = np.arange(127)
+    exponent, fraction = codes >> 3, codes & 7
+    positive = np.where(exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * 2.0 ** (exponent - 7.0))
+    nearest = np.searchsorted((positive[1:] + positive[:-1]) / 2, np.abs(values))
+    codes = nearest + 128 * np.signbit(values)
+    return codes.astype(np.uint8)
+
+
+def _as_fp8(tensor: Tensor) -> list[_Stored]:
+    """Codes, and a scale per block of 128 x 128; n-gram tables have one scale, linear attention's scales are bf16."""
+    rows, columns = tensor.shape[-2:]
+    one = ".ngram_embedding." in tensor.name
+    dtype = "BF16" if ".linear_attn." in tensor.name else "F32"
+    grid = () if one else (*tensor.shape[:-2], -(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
+
+    def split() -> tuple[np.ndarray, np.ndarray]:
+        values = tensor.make()
+        if one:
+            scales = wide = np.abs(values).max(keepdims=True) / np.float32(448)
+        else:
+            padded = np.zeros((*tensor.shape[:-2], grid[-2] * FP8_BLOCK, grid[-1] * FP8_BLOCK), np.float32)
+            padded[..., :rows, :columns] = np.abs(values)
+            blocks = padded.reshape(*tensor.shape[:-2], grid[-2], FP8_BLOCK, grid[-1], FP8_BLOCK)
+            scales = blocks.max(axis=(-3, -1)) / np.float32(448)
+            if dtype == "BF16":
+                scales = (_bf16(scales).astype(np.uint32) << 16).view(np.float32)
+            wide = scales.repeat(FP8_BLOCK, axis=-2).repeat(FP8_BLOCK, axis=-1)[..., :rows, :columns]
+        return _e4m3(np.clip(values / wide, -448, 448)), scales
+
+    return [
+        _Stored(tensor.name, tensor.shape, "F8_E4M3", lambda: split()[0].tobytes()),
+        _Stored(tensor.name + "_scale_inv", grid, dtype, lambda: _encode(split()[1], dtype)),
+    ]
+
+
+def _stored(tensors: list[Tensor], dtype: str) -> Iterator[_Stored]:
+    for tensor in tensors:
+        if dtype == "fp8" and _FP8.fullmatch(tensor.name):
+            yield from _as_fp8(tensor)
+        else:
+            kind = "I64" if tensor.integer else DTYPES[dtype]
+            yield _Stored(tensor.name, tensor.shape, kind, lambda t=tensor, k=kind: _encode(t.make(), k))  # type: ignore[misc]
+
+
+def _write_safetensors(path: Path, tensors: list[_Stored]) -> int:
     """Writes one file, a tensor at a time, and returns the bytes of its tensors."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for tensor in tensors:
-        kind = "I64" if tensor.integer else dtype
-        size = math.prod(tensor.shape) * {"F32": 4, "F16": 2, "BF16": 2, "I64": 8}[kind]
-        header[tensor.name] = {"dtype": kind, "shape": tensor.shape, "data_offsets": [position, position + size]}
-        position += size
+        place = [position, position + tensor.bytes]
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": place}
+        position += tensor.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors:
-            values = tensor.make()
-            assert values.shape == tensor.shape, (tensor.name, values.shape, tensor.shape)
-            file.write(_encode(values, "I64" if tensor.integer else dtype))
+            data = tensor.data()
+            assert len(data) == tensor.bytes, (tensor.name, len(data), tensor.shape)
+            file.write(data)
     return position
 
 
-def _shares(tensors: list[Tensor], shards: int) -> Iterator[list[Tensor]]:
+def _shares(tensors: list[_Stored], shards: int) -> Iterator[list[_Stored]]:
     for shard in range(shards):
         yield tensors[len(tensors) * shard // shards : len(tensors) * (shard + 1) // shards]
 
@@ -75,13 +144,14 @@ def write_checkpoint(
 
     `layout` also decides whether the n-gram table is one tensor ("fused") or `split_ngram_parts` shards. With
     `prefix="model.language_model."` the text config stands under `text_config`, as in the multimodal release.
+    `dtype="fp8"` writes experts, projections and n-gram rows as E4M3 with scales, the rest as bf16.
     """
     if tokenizer and config.eos_token_id != ENDOFTEXT:
         raise ValueError(f"with a tokenizer eos_token_id is {ENDOFTEXT} (<|endoftext|>), not {config.eos_token_id}")
     path = Path(path)
     path.mkdir(parents=True)
     nested = prefix == "model.language_model."
-    text = {**config.text_config(mtp=mtp), "dtype": {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[dtype]}
+    text = {**config.text_config(mtp=mtp), "dtype": _CONFIG_DTYPES[dtype]}
     if nested:
         whole: dict[str, object] = {
             "model_type": "qwen4_exp",
@@ -91,17 +161,22 @@ def write_checkpoint(
         }
     else:
         whole = {"architectures": ["Qwen4ExpForCausalLM"], **text}
+    if dtype == "fp8":
+        block = [FP8_BLOCK, FP8_BLOCK]
+        whole["quantization_config"] = {
+            "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": block,
+        }  # fmt: skip
     (path / "config.json").write_text(json.dumps(whole, indent=2))
     eos = [IM_END, ENDOFTEXT] if tokenizer else config.eos_token_id
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos, "do_sample": False}, indent=2))
-    tensors = plan_tensors(config, seed, layout, prefix, mtp)
+    tensors = list(_stored(plan_tensors(config, seed, layout, prefix, mtp), dtype))
     if shards == 1:
-        _write_safetensors(path / "model.safetensors", tensors, DTYPES[dtype])
+        _write_safetensors(path / "model.safetensors", tensors)
     else:
         total, weight_map = 0, {}
         for number, share in enumerate(_shares(tensors, shards), 1):
             file = f"model-{number:05}-of-{shards:05}.safetensors"
-            total += _write_safetensors(path / file, share, DTYPES[dtype])
+            total += _write_safetensors(path / file, share)
             weight_map.update({tensor.name: file for tensor in share})
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
