@@ -32,7 +32,7 @@ FP8_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class Stored:
     """A tensor as a file holds it."""
 
     name: str
@@ -42,6 +42,7 @@ class _Stored:
 
     @property
     def bytes(self) -> int:
+        """What it takes in the file."""
         return math.prod(self.shape) * _BYTES[self.dtype]
 
 
@@ -64,11 +65,11 @@ def _e4m3(values: np.ndarray) -> np.ndarray:
     exponent, fraction = codes >> 3, codes & 7
     positive = np.where(exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * 2.0 ** (exponent - 7.0))
     nearest = np.searchsorted((positive[1:] + positive[:-1]) / 2, np.abs(values))
-    codes = nearest + 128 * np.signbit(values)
-    return codes.astype(np.uint8)
+    result: np.ndarray = (nearest + 128 * np.signbit(values)).astype(np.uint8)
+    return result
 
 
-def _as_fp8(tensor: Tensor) -> list[_Stored]:
+def _as_fp8(tensor: Tensor) -> list[Stored]:
     """Codes, and a scale per block of 128 x 128; n-gram tables have one scale, linear attention's scales are bf16."""
     rows, columns = tensor.shape[-2:]
     one = ".ngram_embedding." in tensor.name
@@ -90,22 +91,23 @@ def _as_fp8(tensor: Tensor) -> list[_Stored]:
         return _e4m3(np.clip(values / wide, -448, 448)), scales
 
     return [
-        _Stored(tensor.name, tensor.shape, "F8_E4M3", lambda: split()[0].tobytes()),
-        _Stored(tensor.name + "_scale_inv", grid, dtype, lambda: _encode(split()[1], dtype)),
+        Stored(tensor.name, tensor.shape, "F8_E4M3", lambda: split()[0].tobytes()),
+        Stored(tensor.name + "_scale_inv", grid, dtype, lambda: _encode(split()[1], dtype)),
     ]
 
 
-def _stored(tensors: list[Tensor], dtype: str) -> Iterator[_Stored]:
+def stored(tensors: list[Tensor], dtype: str) -> Iterator[Stored]:
+    """The tensors of a plan as a checkpoint of `dtype` holds them."""
     for tensor in tensors:
         if dtype == "fp8" and _FP8.fullmatch(tensor.name):
             yield from _as_fp8(tensor)
         else:
             kind = "I64" if tensor.integer else DTYPES[dtype]
-            yield _Stored(tensor.name, tensor.shape, kind, lambda t=tensor, k=kind: _encode(t.make(), k))  # type: ignore[misc]
+            yield Stored(tensor.name, tensor.shape, kind, lambda t=tensor, k=kind: _encode(t.make(), k))  # type: ignore[misc]
 
 
-def _write_safetensors(path: Path, tensors: list[_Stored]) -> int:
-    """Writes one file, a tensor at a time, and returns the bytes of its tensors."""
+def safetensors_header(tensors: list[Stored]) -> bytes:
+    """What stands before the tensors in a file, its length included."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for tensor in tensors:
@@ -114,18 +116,44 @@ def _write_safetensors(path: Path, tensors: list[_Stored]) -> int:
         position += tensor.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_safetensors(path: Path, tensors: list[Stored]) -> int:
+    """Writes one file, a tensor at a time, and returns the bytes of its tensors."""
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(safetensors_header(tensors))
         for tensor in tensors:
             data = tensor.data()
             assert len(data) == tensor.bytes, (tensor.name, len(data), tensor.shape)
             file.write(data)
-    return position
+    return sum(tensor.bytes for tensor in tensors)
 
 
-def _shares(tensors: list[_Stored], shards: int) -> Iterator[list[_Stored]]:
+def _shares(tensors: list[Stored], shards: int) -> Iterator[list[Stored]]:
     for shard in range(shards):
         yield tensors[len(tensors) * shard // shards : len(tensors) * (shard + 1) // shards]
+
+
+def config_json(config: TinyConfig, *, prefix: str, dtype: str, mtp: bool) -> dict[str, object]:
+    """The values of `config.json`."""
+    nested = prefix == "model.language_model."
+    text = {**config.text_config(mtp=mtp), "dtype": _CONFIG_DTYPES[dtype]}
+    if nested:
+        whole: dict[str, object] = {
+            "model_type": "qwen4_exp",
+            "architectures": ["Qwen4ExpForConditionalGeneration"],
+            "tie_word_embeddings": config.tie_word_embeddings,
+            "text_config": text,
+        }
+    else:
+        whole = {"architectures": ["Qwen4ExpForCausalLM"], **text}
+    if dtype == "fp8":
+        block = [FP8_BLOCK, FP8_BLOCK]
+        whole["quantization_config"] = {
+            "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": block,
+        }  # fmt: skip
+    return whole
 
 
 def write_checkpoint(
@@ -150,26 +178,11 @@ def write_checkpoint(
         raise ValueError(f"with a tokenizer eos_token_id is {ENDOFTEXT} (<|endoftext|>), not {config.eos_token_id}")
     path = Path(path)
     path.mkdir(parents=True)
-    nested = prefix == "model.language_model."
-    text = {**config.text_config(mtp=mtp), "dtype": _CONFIG_DTYPES[dtype]}
-    if nested:
-        whole: dict[str, object] = {
-            "model_type": "qwen4_exp",
-            "architectures": ["Qwen4ExpForConditionalGeneration"],
-            "tie_word_embeddings": config.tie_word_embeddings,
-            "text_config": text,
-        }
-    else:
-        whole = {"architectures": ["Qwen4ExpForCausalLM"], **text}
-    if dtype == "fp8":
-        block = [FP8_BLOCK, FP8_BLOCK]
-        whole["quantization_config"] = {
-            "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": block,
-        }  # fmt: skip
+    whole = config_json(config, prefix=prefix, dtype=dtype, mtp=mtp)
     (path / "config.json").write_text(json.dumps(whole, indent=2))
     eos = [IM_END, ENDOFTEXT] if tokenizer else config.eos_token_id
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": eos, "do_sample": False}, indent=2))
-    tensors = list(_stored(plan_tensors(config, seed, layout, prefix, mtp), dtype))
+    tensors = list(stored(plan_tensors(config, seed, layout, prefix, mtp), dtype))
     if shards == 1:
         _write_safetensors(path / "model.safetensors", tensors)
     else:
