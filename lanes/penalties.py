@@ -67,6 +67,7 @@ class Penalties:
     def __init__(self, request: Request, vocab_size: int) -> None:
         sampling = request.sampling
         output = request.prompt_ids[len(request.prompt_ids) - request.replayed_tokens :]
+        self._row = np.empty(vocab_size, np.float32)  # kept: a fresh megabyte would be mapped for every token
         self._bias_ids = np.array([token for token, _ in sampling.logit_bias], np.int64)
         self._bias = np.array([bias for _, bias in sampling.logit_bias], np.float64)
         self._repetition = sampling.repetition_penalty
@@ -78,11 +79,12 @@ class Penalties:
         self._stop_ids = np.array(sorted(request.stop_ids), np.int64)
 
     def row(self, logits: Floats) -> Floats:
-        """The logits to draw from; the same array when nothing changes. logits: [V], finite."""
+        """The logits to draw from, until the next call; the same array when nothing changes. logits: [V], finite."""
         masked = self._unripe > 0 and self._stop_ids.size > 0
         if not (masked or self._bias_ids.size or self._seen or self._output):
             return logits
-        row = logits.copy()
+        row = self._row
+        np.copyto(row, logits)
         if self._bias_ids.size:
             row[self._bias_ids] = _rounded(row[self._bias_ids] + self._bias)
         if self._seen is not None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ Ids = npt.NDArray[np.int64]
 
 _BLOCK = 512  # ids
 _LOOSE = 1.0 - 1e-4  # fp32 weights find candidates; this keeps those that rounding would lose
+_MANY = 4096  # candidates of top-p from which on they are not sorted as a whole
 _LOWEST = float(np.finfo(np.float32).min)
 _FIRST_SHARE = 1e-3  # of the mass: the least weight among top-p's first candidates; a 64th of it each further round
 
@@ -134,10 +136,22 @@ def _nucleus_candidates(row: Floats, highest: np.float32, sampling: Sampling) ->
 
 def _nucleus(logits: Floats, weights: Doubles, goal: float) -> Ids:
     """Ascending places of the fewest greatest weights that sum to `goal`; at least one."""
-    order = np.argsort(-logits, kind="stable")
+    keep = np.zeros(logits.shape[0], np.bool_)
+    edge = np.arange(logits.shape[0])
+    if edge.shape[0] > _MANY:
+        # By logit into bins, the greatest first: only the bin in which the goal is reached needs its order.
+        below = float(logits.max()) - logits.astype(np.float64)
+        bins = (below * ((_MANY - 1) / max(float(below.max()), 1e-30))).astype(np.int64)
+        mass: Doubles = np.cumsum(np.bincount(bins, weights, _MANY), dtype=np.float64)
+        reached = _first_over(mass, goal, "left")
+        keep = bins < reached
+        edge = np.flatnonzero(bins == reached)
+        goal -= mass[reached - 1] if reached else 0.0
+    order = edge[np.argsort(-logits[edge], kind="stable")]
     # A goal that is reached only after rounding keeps all candidates.
     needed = int(np.searchsorted(np.cumsum(weights[order]), goal, side="left")) + 1
-    return np.sort(order[:needed])
+    keep[order[:needed]] = True
+    return np.flatnonzero(keep)
 
 
 def _draw_any(weights: Floats, at: float) -> int:
@@ -155,7 +169,7 @@ def _draw(weights: Doubles, at: float) -> int:
     return _first_over(cumulative, at * cumulative[-1])
 
 
-def _first_over(cumulative: Doubles, goal: float) -> int:
-    """The first place whose sum is over `goal`; the last one with any weight when rounding leaves none."""
-    place = int(np.searchsorted(cumulative, goal, side="right"))
+def _first_over(cumulative: Doubles, goal: float, side: Literal["left", "right"] = "right") -> int:
+    """The first place whose sum is over `goal` (left: reaches it); if rounding has none, the last with any weight."""
+    place = int(np.searchsorted(cumulative, goal, side=side))
     return place if place < cumulative.shape[0] else int(np.searchsorted(cumulative, cumulative[-1], side="left"))

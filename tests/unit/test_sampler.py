@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanes.request import Sampling
-from lanes.sampler import choose, largest, logprobs
+from lanes.sampler import _nucleus, choose, largest, logprobs
 from tests.fakes.naive_sampler import naive_distribution
 
 floats = st.floats(-20, 20, width=32)
@@ -150,6 +150,18 @@ def test_top_p_at_a_true_vocabulary(top_p):
         sampling = Sampling(temperature, 0, top_p, 1)
         seen = {choose(row, sampling, position) for position in range(60)}
         assert seen <= set(naive_distribution(row, near(sampling, 1e-6)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(4_097, 9_000), st.sampled_from([0.0, 1e-6, 0.3, 2.0]), st.floats(0.05, 0.999), st.integers(0, 2**32))
+def test_the_nucleus_of_many_candidates_is_that_of_a_sort(size, spread, top_p, seed):
+    logits = (spread * np.random.default_rng(seed).standard_normal(size)).round(3).astype(np.float32)  # with ties
+    weights = np.exp(logits.astype(np.float64))
+    goal = top_p * float(weights.sum())
+    order = np.argsort(-logits, kind="stable")
+    needed = int(np.searchsorted(np.cumsum(weights[order]), goal)) + 1
+    kept = _nucleus(logits, weights, goal).tolist()
+    assert kept in [sorted(order[:n].tolist()) for n in (needed - 1, needed, needed + 1)]  # sums round differently
 
 
 def test_always_one_token_is_kept():
