@@ -2,7 +2,8 @@
 
     LaneError                        code                     retryable
     ├── ConfigError                  bad_config               no    an option is refused; the process exits 64
-    ├── StartError                   start_failed             no    pack, region or self-check; the process exits 65
+    ├── StartError                   start_failed             no    pack, region or self-test; the process exits 65
+    │   ├── SelfTestFailed           self_test_failed         no    a fixed question got a wrong answer
     │   └── NativeKernelUnavailable  no_native_kernel         no    not built, or not for this CPU: says what to do
     ├── RequestError                 bad_request              no    refused before Accepted; never the lane's fault
     │   ├── EmptyPrompt              empty_prompt
@@ -51,6 +52,12 @@ class StartError(LaneError):
     """The lane cannot become ready."""
 
     code = "start_failed"
+
+
+class SelfTestFailed(StartError):
+    """The lane answers a fixed question otherwise than it should; the message says where."""
+
+    code = "self_test_failed"
 
 
 class NativeKernelUnavailable(StartError):

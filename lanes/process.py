@@ -2,7 +2,7 @@
 
     exit 0    drained (SIGTERM, SIGINT or the Drain call)
     exit 64   an option was refused
-    exit 65   the lane could not start: pack, region, kernel or self-check
+    exit 65   the lane could not start: pack, region, kernel or self-test
     exit 70   the engine failed or answered NaN; the request's stream was told first
 
 Not here: who restarts it (the keeper) and why.

@@ -1,7 +1,7 @@
-"""Puts a lane together: pack, region, expert cache, model, states, engine, and a self-check before anything listens.
+"""Puts a lane together: pack, region, expert cache, model, states, engine, and a self-test before anything listens.
 
 Not here: the door (server) and the process's life (process).
-Invariant: a `Lane` that exists has answered one window with finite logits; whatever was opened on the way to a failure
+Invariant: a `Lane` that exists has passed its self-test (`selftest`); whatever was opened on the way to a failure
 is closed again.
 """
 
@@ -12,11 +12,10 @@ import os
 import time
 from dataclasses import dataclass
 
-import numpy as np
 import structlog
 import torch
 
-from lanes import limits
+from lanes import limits, selftest
 from lanes.config import LaneConfig
 from lanes.counters import Counters
 from lanes.engine import Engine
@@ -27,11 +26,11 @@ from lanes.experts.native import ExpertKernel
 from lanes.experts.store import ExpertStore
 from lanes.experts.trace import TraceHeader, TraceWriter
 from lanes.models import load_model
-from lanes.runner import ModelRunner, Runner
+from lanes.runner import ModelRunner
 from lanes.state.pool import StatePool
-from lanes.window import Window
 from lanes.wire import Identity
 from shared_experts.attach import AttachedRegion, attach
+from shared_experts.golden import read as read_golden
 from shared_experts.owner import run_directory
 from shared_experts.pack import Pack
 
@@ -104,7 +103,15 @@ def assemble(config: LaneConfig) -> Lane:
             model.state_shape, model.state_shape.bytes(context_tokens), device=config.device
         )  # one active generation of full length
         runner = ModelRunner(model, states, store)
-        check(runner, spec.vocab)
+        golden = read_golden(config.pack, manifest.fingerprint)
+        tested = selftest.run(
+            runner,
+            selftest.Experts(kernel, info, region.record_address, region.record),
+            spec.vocab,
+            golden,
+            selftest.FP32_TOLERANCE if model.dtype == torch.float32 else selftest.BF16_TOLERANCE,
+        )
+        _log.info("self_test_passed", compared=tested)
         counters.restart()
         if config.trace_routing is not None:
             trace = TraceWriter(config.trace_routing, TraceHeader(info.layers, info.experts, manifest.fingerprint))
@@ -140,19 +147,6 @@ def assemble(config: LaneConfig) -> Lane:
             region_bytes=region.header.total_bytes,
         )
         return Lane(engine, identity, region, stack.pop_all())
-
-
-def check(runner: Runner, vocab_size: int) -> None:
-    """A tiny prompt and a decode step through everything; raises StartError unless the logits are finite."""
-    slot = runner.begin(3)
-    try:
-        for ids, position in (([0, vocab_size - 1], 0), ([0], 2)):
-            logits = runner.forward(Window.of_sequence(ids, position, slot), lambda: False)
-            runner.end_window()
-            if logits is None or logits.shape != (1, vocab_size) or not np.isfinite(logits).all():
-                raise StartError("self-check: the model's logits are not finite")
-    finally:
-        runner.end(slot)
 
 
 def settle_thread(config: LaneConfig) -> None:

@@ -36,5 +36,11 @@ FILE_NAME_BYTES = 128
 EXTRA_FILE_BYTES = 256 << 20
 EXTRA_FILES = 32
 
+# --- golden record ----------------------------------------------------------------------------------------------
+GOLDEN_BYTES = 1 << 20
+GOLDEN_TOKENS = 64
+GOLDEN_EXPERTS = 128
+GOLDEN_TOP = 16
+
 # --- working memory of the converter ----------------------------------------------------------------------------
 BLOCK_BYTES = 4 << 20  # of source bytes, per step of a stream

@@ -1,13 +1,17 @@
 """Lanes that are killed, drained, poisoned or orphaned: real processes on a tiny pack."""
 
+import hashlib
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
 from laneproto.v1 import lane_pb2 as pb
+from shared_experts import golden
+from shared_experts.manifest import encode, finished
 from shared_experts.pack import Pack
 from tests.fakes.processes import Host, collect, message, tiny_pack
 
@@ -102,8 +106,39 @@ def test_a_poisoned_model_is_never_ready(host):
     poison(host.pack, "model.embed_tokens.weight", 0)
     lane = host.lane()
     assert lane.wait() == 65
-    assert "self-check" in lane.text()
+    assert '"code": "self_test_failed"' in lane.text()
+    assert "error: self_test_failed: the model's logits are not finite" in lane.text()
     assert "lane_ready" not in lane.text()
+
+
+def test_a_region_that_was_forged_together_with_its_digests_is_never_served(host):
+    """One bit of an expert, with every digest of the pack and the region made right again."""
+    fingerprint = Pack.open(host.pack).fingerprint
+    golden.make(host.pack, fingerprint, pytest.fail)
+    record = golden.read(host.pack, fingerprint)
+    forge(host.pack, record.experts[1])
+    forged = Pack.open(host.pack)
+    forged.verify()
+    record = replace(record, fingerprint=forged.fingerprint.hex())
+    (host.pack / golden.FILE_NAME).write_bytes(golden.encode(record))
+    host.owner()
+    lane = host.lane()
+    assert lane.wait() == 65
+    assert "error: self_test_failed: expert 8 of layer 1 answers other bits than were recorded" in lane.text()
+    assert "lane_ready" not in lane.text()
+
+
+def forge(pack, one):
+    """Turns one bit of an expert's record around, then repairs the section's digest and the fingerprint."""
+    with Pack.open(pack) as opened:
+        manifest = opened.manifest
+    section = next(s for s in manifest.sections if s.name == f"experts.{one.layer}")
+    data = bytearray((pack / section.file).read_bytes())
+    data[section.offset + one.expert * manifest.experts.record_bytes + manifest.experts.layout.down_scales] ^= 1
+    (pack / section.file).write_bytes(data)
+    digest = hashlib.sha256(data[section.offset : section.offset + section.bytes]).digest()
+    sections = tuple(replace(s, sha256=digest) if s == section else s for s in manifest.sections)
+    (pack / "manifest.msgpack").write_bytes(encode(finished(replace(manifest, sections=sections))))
 
 
 def test_lanes_outlive_the_owner_and_the_next_owner_adopts(host):
