@@ -30,6 +30,7 @@ COLUMNS, DTYPE, ROWS_PER_TOKEN = 160, "bf16", 16
 CHUNK_TOKENS = 256  # prompt rows per window of a lane
 SEED = 20
 ZIPF_EXPONENTS = (0.0, 0.8, 1.0, 1.2)  # 0: uniform
+PRIME = 2654435761  # spreads frequent rows over the table; divides no number of rows that fits here
 WORK_S = 1e-3  # between asking for a token's rows and needing them, where that is measured
 
 Ids = npt.NDArray[np.int64]
@@ -110,9 +111,7 @@ def spread(times: Sequence[float]) -> dict[str, float]:
 def zipf_ids(random: np.random.Generator, rows: int, exponent: float, tokens: int) -> Ids:
     """ids [T, N]: the k-th most frequent row has weight k ** -exponent; which row that is, is random."""
     ranks = np.searchsorted(_cumulated(rows, exponent), random.random(tokens * ROWS_PER_TOKEN))
-    # An odd multiplier permutes the rows of a power-of-two range; others are folded back into the table.
-    spread_ids = (ranks.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(16)
-    ids: Ids = (spread_ids % np.uint64(rows)).astype(np.int64).reshape(tokens, ROWS_PER_TOKEN)
+    ids: Ids = ((ranks * PRIME + 1) % rows).reshape(tokens, ROWS_PER_TOKEN)  # a permutation of the table's rows
     return ids
 
 
@@ -156,7 +155,7 @@ def single_tokens(reader: RowReader, disk: Disk, random: np.random.Generator, co
 def cached(reader: RowReader, exponent: float, random: np.random.Generator, tokens: int) -> dict[str, float]:
     """A warm cache under ids of one skew (0: uniform), beside the best that a fixed set of rows could do."""
     rows, capacity = reader.info.rows, reader.counters().capacity_rows
-    prompt_rate(reader, zipf_ids(random, rows, exponent, 2 * capacity // ROWS_PER_TOKEN))
+    prompt_rate(reader, zipf_ids(random, rows, exponent, 8 * capacity // ROWS_PER_TOKEN))
     before = reader.counters()
     rate, _ = prompt_rate(reader, zipf_ids(random, rows, exponent, tokens))
     after = reader.counters()

@@ -190,14 +190,19 @@ class Reader {
   // The slot of an id, on its way if it was not there, and held until it is unpinned; kNone when there is no room.
   uint32_t pin(int64_t id) {
     uint32_t slot = cache_.find(id);
-    if (slot == kNone) {
+    const bool fresh = slot == kNone;
+    if (fresh) {
       slot = cache_.take(id);
       if (slot == kNone) return kNone;
       enqueue(slot, true);
     }
     Slot& s = cache_[slot];
     const bool was_ahead = cache_.clear_ahead(slot);
-    if (was_ahead) s.chances = 0;  // from here on it must earn its place like every other row
+    if (was_ahead) {
+      s.chances = 0;  // from here on it must earn its place like every other row
+    } else if (!fresh) {
+      s.chances = s.chances >= kMostChances ? kMostChances : s.chances + 1;
+    }
     if (s.state == READY) {
       ++(was_ahead ? counters_.ahead : counters_.hits);
     } else if (s.state == QUEUED && !s.urgent) {
@@ -212,7 +217,6 @@ class Reader {
 
   void unpin(uint32_t slot) {
     Slot& s = cache_[slot];
-    s.chances = s.chances >= kMostChances ? kMostChances : s.chances + 1;
     if (--s.pins) return;
     if (s.state == FAILED) cache_.give_back(slot);
     if (s.state == QUEUED) drop(slot);

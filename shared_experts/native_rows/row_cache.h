@@ -2,8 +2,9 @@
 //
 // A slot is EMPTY, QUEUED (an id waits to be read), READING (a thread writes its bytes), READY, or FAILED.
 // Only READY slots without pins can be given up. The clock's hand takes the first such slot whose `chances` are used
-// up, and takes one chance from every other it passes: a row earns one chance each time it is asked for, up to three,
-// and a prefetched row starts with more, so that nothing read ahead goes before anything that was only useful once.
+// up, and takes one chance from every other it passes. A row that was asked for once has none and earns one each time it
+// is asked for again, up to three; a prefetched row has more than that until it is asked for, so that it does not go
+// before it was of use.
 #pragma once
 #include <stdint.h>
 #include <stdlib.h>
