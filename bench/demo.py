@@ -140,7 +140,7 @@ def main(once: bool, as_json: bool, launcher: str) -> None:
     try:
         pack = ensure_pack(console)
         options = ["--lanes", str(LANES), "--launcher", launcher, "--cluster", "demo"]
-        options += ["--http", free_address(8000), "--grpc", free_address(8001)]
+        options += ["--http", free_address(8000), "--grpc", free_address(8001), "--page", free_address(8002)]
         with Cluster(pack, options, quiet=as_json) as cluster:
             console.print(f"[bold]{LANES} lanes ready[/] in {cluster.ready_s:.1f} s")
             with SideBySide(console, list(QUESTIONS)) as view:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from coordinator.errors import CoordinatorError
+from coordinator.errors import Cancelled, CoordinatorError
 from coordinator.generation import Begun, Ended, Generation, Tokens
 from coordinator.text.detokenizer import Detokenizer
 from coordinator.text.stops import StopScanner
@@ -63,6 +63,7 @@ class Answer:
         """The next event; raises the error that ended the request. May be cancelled and called again."""
         while not self._due:
             if isinstance(self._end, CoordinatorError):
+                self.generation.timeline.ended(self._end.code)
                 raise self._end
             try:
                 event = await self.generation.read()
@@ -76,7 +77,11 @@ class Answer:
                     self._on_tokens(event)
                 case Ended():
                     self._on_end(event)
-        return self._due.popleft()
+        due = self._due.popleft()
+        if isinstance(due, Final):
+            reason = lane_pb2.FinishReason.Name(due.reason).removeprefix("FINISH_REASON_").lower()
+            self.generation.timeline.ended(reason)
+        return due
 
     def usage(self) -> lane_pb2.Usage:
         """As far as it is known without the lane."""
@@ -85,6 +90,7 @@ class Answer:
     def cancel(self) -> None:
         """Nobody wants the rest. Idempotent."""
         self.generation.cancel()
+        self.generation.timeline.ended(Cancelled.code)
 
     def _on_tokens(self, event: Tokens) -> None:
         if self._scanner.stopped:

@@ -41,6 +41,7 @@ class Running:
             "ready": True,
             "http": str(self.config.http),
             "grpc": str(self.config.grpc),
+            "page": str(self.config.page) if self.config.page else None,
             "run_dir": str(self.run_dir),
             "pids": dict(self.pids),
             "ready_s": round(self.ready.seconds, 3),
@@ -61,7 +62,12 @@ async def run_cluster(
     run_dir = RunDir.claim(config.cluster, env)
     try:
         clear_stale(env)
-        config = replace(config, http=free_address(config.http, env), grpc=free_address(config.grpc, env))
+        config = replace(
+            config,
+            http=free_address(config.http, env),
+            grpc=free_address(config.grpc, env),
+            page=config.page and free_address(config.page, env),
+        )
         launcher = open_launcher(config.launcher, run_dir)
         try:
             supervisor = Supervisor(plan_cluster(config, run_dir, cores, env), launcher)

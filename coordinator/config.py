@@ -21,6 +21,8 @@ from coordinator.rundir import check_socket_path
 LANES_MAX = 256
 DEFAULT_HTTP = "127.0.0.1:8000"
 DEFAULT_GRPC = "127.0.0.1:8001"
+DEFAULT_PAGE = "127.0.0.1:8002"
+NO_PAGE = "off"
 # A CPU lane's cache is a private copy of experts in host memory, beside the shared region: keep it modest.
 DEFAULT_CPU_BUDGET = "256MiB"
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -78,6 +80,7 @@ class ServeConfig:
     launcher: str
     http: Address
     grpc: Address
+    page: Address | None
     context_tokens: int | None
     prefill_chunk_tokens: int | None
     cores_per_lane: int | None
@@ -95,6 +98,18 @@ class CoordinatorConfig:
     http: Address
     grpc: Address
     drain_s: float
+    page: Address | None = None
+    owner_socket: Path | None = None  # of the region's owner, for the page
+
+
+def parse_page(text: str) -> Address | None:
+    """Where the page listens: HOST:PORT, or None for "off"."""
+    if text == NO_PAGE:
+        return None
+    address = Address.parse(text)
+    if address.path:
+        raise BadAddress(f"{text}: --page takes HOST:PORT or {NO_PAGE}")
+    return address
 
 
 def parse_size(text: str) -> int:

@@ -40,6 +40,7 @@ from coordinator.lane_view import HOPEFUL_STATES, LaneView, Roster
 from coordinator.queue import RequestQueue
 from coordinator.request import Request
 from coordinator.scheduler import LaneLoad, choose
+from coordinator.stats import Timeline
 from laneproto.v1 import lane_pb2
 
 _log = structlog.get_logger("dispatch")
@@ -58,6 +59,7 @@ class Dispatcher:
 
     def __init__(self, roster: Roster, *, queue_bound: int = limits.QUEUE_REQUESTS) -> None:
         self._roster = roster
+        self.queue_bound = queue_bound
         self._queue: RequestQueue[Generation] = RequestQueue(queue_bound)
         self._affinity = SessionAffinity(limits.AFFINITY_SESSIONS)
         self._runs: dict[str, _Run] = {}  # by request id
@@ -72,13 +74,13 @@ class Dispatcher:
 
     # --- for doors
 
-    def submit(self, request: Request) -> Generation:
+    def submit(self, request: Request, timeline: Timeline | None = None) -> Generation:
         """Into the queue, or straight to a lane. Raises `Closing`, `NoLane` or `QueueFull`."""
         if self._closing:
             raise Closing("the server is shutting down")
         if not self._hopeful():
             raise NoLane("no lane is in service")
-        generation = Generation(request, on_cancel=self._on_cancel)
+        generation = Generation(request, on_cancel=self._on_cancel, timeline=timeline)
         self._queue.push(request.id, generation)
         self._pump()
         return generation

@@ -23,10 +23,12 @@ from coordinator.dispatch import Dispatcher
 from coordinator.doors.grpc import SERVER_OPTIONS, SERVICE, ExpresswayServicer
 from coordinator.doors.health import HealthFollower
 from coordinator.doors.http import build_app
+from coordinator.doors.listen import listen_http
 from coordinator.errors import BadAddress
 from coordinator.generation_config import GenerationConfig
 from coordinator.lane_view import Roster
 from coordinator.serving import Serving
+from coordinator.stats import Recorder
 from coordinator.text.desk import TextDesk
 from coordinator.text.tokenizer import Tokenizer
 from laneproto.v1 import serve_pb2_grpc
@@ -59,6 +61,7 @@ async def start_doors(
     http: Address,
     grpc_at: Address,
     queue_requests: int = limits.QUEUE_REQUESTS,
+    recorder: Recorder | None = None,
 ) -> Doors:
     """Opens both doors. `tokenizer_dir` holds the pack's tokenizer and generation config, or none of them.
 
@@ -66,14 +69,15 @@ async def start_doors(
     """
     tokenizer = await asyncio.to_thread(Tokenizer.load, tokenizer_dir)
     generation = await asyncio.to_thread(GenerationConfig.load, tokenizer_dir)
-    serving = Serving(roster, Dispatcher(roster, queue_bound=queue_requests), TextDesk(tokenizer), generation)
+    dispatcher = Dispatcher(roster, queue_bound=queue_requests)
+    serving = Serving(roster, dispatcher, TextDesk(tokenizer), generation, recorder)
     health = HealthFollower(roster, SERVICE)
     await health.follow()
     runner = _runner(serving)
     server = _server(serving, health)
     try:
         bound_grpc = await _listen_grpc(server, grpc_at)
-        bound_http = await _listen_http(runner, http)
+        bound_http = await listen_http(runner, http)
     except BaseException:
         await health.close()
         await serving.dispatcher.close()
@@ -112,19 +116,3 @@ async def _listen_grpc(server: aio.Server, address: Address) -> Address:
         os.umask(umask)
     await server.start()
     return address if address.path else replace(address, port=port)
-
-
-async def _listen_http(runner: web.AppRunner, address: Address) -> Address:
-    await runner.setup()
-    umask = os.umask(0o177)
-    try:
-        if address.path:
-            await web.UnixSite(runner, address.path).start()
-            return address
-        site = web.TCPSite(runner, address.host, address.port)
-        await site.start()
-    except OSError as error:
-        raise BadAddress(f"{address}: cannot listen there: {error.strerror}") from error
-    finally:
-        os.umask(umask)
-    return replace(address, port=runner.addresses[-1][1])

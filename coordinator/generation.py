@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from coordinator import limits
 from coordinator.errors import CoordinatorError
 from coordinator.request import Request
+from coordinator.stats import Silent, Timeline
 from laneproto.v1 import lane_pb2
 
 
@@ -46,8 +47,11 @@ class Ended:
 class Generation:
     """The handle of one request. One reader, one writer, one event loop."""
 
-    def __init__(self, request: Request, *, on_cancel: Callable[[Generation], None]) -> None:
+    def __init__(
+        self, request: Request, *, on_cancel: Callable[[Generation], None], timeline: Timeline | None = None
+    ) -> None:
         self.request = request
+        self.timeline = timeline or Timeline(Silent(), "http", lambda: 0.0)
         self.lane: str | None = None  # once begun
         self.cancel_wanted = asyncio.Event()
         self.tokens_seen = 0
@@ -93,6 +97,7 @@ class Generation:
         """A lane has accepted."""
         if self._end is None and self.lane is None:
             self.lane, self._begun_unread = lane, True
+            self.timeline.accepted(len(self.request.prompt_ids))
             self._news.set()
 
     def push(self, tokens: Sequence[lane_pb2.Token]) -> bool:
@@ -102,6 +107,7 @@ class Generation:
         if len(self._unread) + len(tokens) > limits.BUFFERED_TOKENS:
             return False
         self.tokens_seen += len(tokens)
+        self.timeline.tokens(tokens)
         self._unread.extend(tokens)
         self._news.set()
         return True

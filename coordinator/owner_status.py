@@ -9,20 +9,26 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import msgpack
 
 _TIMEOUT_S = 0.5
 _MESSAGE_MAX_BYTES = 1024
+OWNER_STATES = ("starting", "adopting", "filling", "ready")
+_SOURCES = ("", "built", "adopted")
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerStatus:
     """How far the region is."""
 
-    state: str  # starting | adopting | filling | ready
+    state: str  # one of OWNER_STATES
     done_bytes: int
     total_bytes: int
+    source: str = ""  # built | adopted, once ready
+    fingerprint: bytes = b""  # 32 bytes
+    generation: bytes = b""  # 16 bytes, all zero until ready
 
     def __str__(self) -> str:
         if self.state in ("filling", "adopting") and self.total_bytes:
@@ -42,7 +48,14 @@ def ask_owner(path: Path) -> OwnerStatus | None:
         return None
     if not isinstance(raw, dict):
         return None
-    state, done, total = raw.get("state"), raw.get("done"), raw.get("total")
-    if not isinstance(state, str) or not isinstance(done, int) or not isinstance(total, int):
+    state, done, total, source = (raw.get(key) for key in ("state", "done", "total", "source"))
+    fingerprint, generation = raw.get("fingerprint"), raw.get("generation")
+    if state not in OWNER_STATES or source not in _SOURCES or not isinstance(done, int) or not isinstance(total, int):
         return None
-    return OwnerStatus(state[:16], done, total)
+    if not _is_key(fingerprint, 32) or not _is_key(generation, 16):
+        return None
+    return OwnerStatus(state, done, total, source, fingerprint, generation)
+
+
+def _is_key(value: object, size_bytes: int) -> TypeGuard[bytes]:
+    return isinstance(value, bytes) and len(value) == size_bytes

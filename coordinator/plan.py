@@ -48,6 +48,7 @@ def plan_cluster(
         *("--pack", str(config.pack)),
         *("--http", str(config.http)),
         *("--grpc", str(config.grpc)),
+        *(("--page", str(config.page), "--owner", str(run_dir.socket(OWNER))) if config.page else ()),
         *("--drain-s", str(config.drain_s)),
         *(("--log-json",) if config.log_json else ()),
     )

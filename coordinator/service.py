@@ -1,4 +1,4 @@
-"""The coordinator process put together: supervisor's client, roster, doors; and its end.
+"""The coordinator process put together: supervisor's client, roster, doors, page; and its end.
 
 Not here: each of those. Invariant: on SIGTERM it takes no new request, lets running ones go on for the drain time, ends
 the rest with one error each, and exits 0.
@@ -7,12 +7,16 @@ the rest with one error each, and exits 0.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+from collections.abc import AsyncIterator
 
 import structlog
 
 from coordinator.config import CoordinatorConfig
-from coordinator.frontdoor import start_doors
+from coordinator.doors.page import start_page
+from coordinator.frontdoor import Doors, start_doors
+from coordinator.metrics import Metrics
 from coordinator.roster import FleetRoster
 from coordinator.supervisor_client import SupervisorClient
 
@@ -26,10 +30,27 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
     supervisor = SupervisorClient(config.supervisor)
     try:
         async with FleetRoster(supervisor) as roster:
-            doors = await start_doors(roster, config.pack, http=config.http, grpc_at=config.grpc)
-            log.info("serving", http=str(doors.http), grpc=str(doors.grpc))
-            await stop.wait()
-            log.info("draining", at_most_s=config.drain_s)
-            await doors.close(config.drain_s)
+            metrics = Metrics() if config.page else None
+            doors = await start_doors(roster, config.pack, http=config.http, grpc_at=config.grpc, recorder=metrics)
+            async with _page(metrics, roster, doors, config):
+                log.info("serving", http=str(doors.http), grpc=str(doors.grpc), page=str(config.page or "off"))
+                await stop.wait()
+                log.info("draining", at_most_s=config.drain_s)
+                await doors.close(config.drain_s)
     finally:
         await supervisor.close()
+
+
+@contextlib.asynccontextmanager
+async def _page(
+    metrics: Metrics | None, roster: FleetRoster, doors: Doors, config: CoordinatorConfig
+) -> AsyncIterator[None]:
+    """The page, when there is to be one: open until the doors are closed, so that a drain can be watched."""
+    if metrics is None or config.page is None:
+        yield
+        return
+    page = await start_page(metrics, roster, doors.serving, config.owner_socket, config.page)
+    try:
+        yield
+    finally:
+        await page.close()

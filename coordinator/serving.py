@@ -7,6 +7,7 @@ and cancels it when its client is gone.
 from __future__ import annotations
 
 import secrets
+import time
 
 from coordinator.answer import Answer
 from coordinator.dispatch import Dispatcher
@@ -14,6 +15,7 @@ from coordinator.errors import ModelNotFound, NoLane
 from coordinator.generation_config import GenerationConfig
 from coordinator.lane_view import HOPEFUL_STATES, LaneView, ModelView, Roster
 from coordinator.request import Draft, check
+from coordinator.stats import Door, Recorder, Silent, Timeline
 from coordinator.text.desk import TextDesk
 
 # A seed is reported in JSON, where many readers keep no more than 53 bits of an integer.
@@ -24,12 +26,18 @@ class Serving:
     """One per coordinator, shared by its doors."""
 
     def __init__(
-        self, roster: Roster, dispatcher: Dispatcher, text: TextDesk, generation: GenerationConfig | None = None
+        self,
+        roster: Roster,
+        dispatcher: Dispatcher,
+        text: TextDesk,
+        generation: GenerationConfig | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._roster = roster
         self.dispatcher = dispatcher
         self.text = text
         self.generation = generation or GenerationConfig()
+        self.recorder = recorder or Silent()
         self._model: ModelView | None = None
         self._unsubscribe = roster.subscribe(self._look)
         self._look()
@@ -50,6 +58,11 @@ class Serving:
     def ready(self) -> bool:
         """Whether a lane serves now."""
         return any(view.state == "ready" for view in self._roster.lanes())
+
+    @property
+    def known_model(self) -> ModelView | None:
+        """What the lanes say that they serve, or said last; None until one was ready."""
+        return self._model
 
     def model(self) -> ModelView:
         """What is served: what the lanes say, or said last. `NoLane` until one was ready."""
@@ -73,7 +86,8 @@ class Serving:
         """For a request that names none."""
         return secrets.randbits(_SEED_BITS)
 
-    def submit(self, draft: Draft, *, request_id: str) -> Answer:
+    def submit(self, draft: Draft, *, request_id: str, door: Door) -> Answer:
         """Checks and queues. Raises `RequestError`, or `Refused` when there is no place or no lane."""
         request = check(draft, request_id=request_id, model=self.model())
-        return Answer(self.dispatcher.submit(request), self.text.detokenizer())
+        timeline = Timeline(self.recorder, door, time.monotonic)
+        return Answer(self.dispatcher.submit(request, timeline), self.text.detokenizer())

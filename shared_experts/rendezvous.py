@@ -69,7 +69,7 @@ class Rendezvous:
     def sweep(self) -> None:
         """Removes links whose run directory is gone. Under the lock."""
         for link in self._links():
-            if not link.exists():
+            if not os.path.exists(link):
                 with contextlib.suppress(FileNotFoundError):
                     link.unlink()
 

@@ -18,10 +18,12 @@ from coordinator.config import (
     DEFAULT_CPU_BUDGET,
     DEFAULT_GRPC,
     DEFAULT_HTTP,
+    DEFAULT_PAGE,
     LANES_MAX,
     Address,
     ServeConfig,
     check_pack,
+    parse_page,
     parse_size,
 )
 from coordinator.errors import BadOption
@@ -40,6 +42,7 @@ from coordinator.logs import configure_logging
 @click.option("--launcher", type=click.Choice(["local", "ray"]), default="local", show_default=True)
 @click.option("--http", default=DEFAULT_HTTP, show_default=True, metavar="HOST:PORT", help="Port 0: any free one.")
 @click.option("--grpc", default=DEFAULT_GRPC, show_default=True, metavar="HOST:PORT|unix:PATH")
+@click.option("--page", default=DEFAULT_PAGE, show_default=True, metavar="HOST:PORT|off", help="/metrics.")
 @click.option("--cluster", default="default", show_default=True, metavar="NAME", help="Names the run directory.")
 @click.option("--context", type=click.IntRange(1), metavar="N", help="Prompt and answer tokens. Default: the model's.")
 @click.option("--prefill-chunk", type=click.IntRange(1), metavar="N", help="Prompt tokens a pass. Default: the lane's.")
@@ -58,6 +61,7 @@ def command(
     launcher: str,
     http: str,
     grpc: str,
+    page: str,
     cluster: str,
     context: int | None,
     prefill_chunk: int | None,
@@ -83,6 +87,7 @@ def command(
         launcher=launcher,
         http=http_address,
         grpc=Address.parse(grpc),
+        page=parse_page(page),
         context_tokens=context,
         prefill_chunk_tokens=prefill_chunk,
         cores_per_lane=cores_per_lane,
@@ -109,5 +114,6 @@ def describe(running: Running) -> str:
         f"{running.ready.model} on {lanes} lane{'s' if lanes > 1 else ''}, ready in {running.ready.seconds:.1f} s",
         f"  HTTP  http://{running.config.http}/v1",
         f"  gRPC  {running.config.grpc}",
+        *([f"  page  http://{running.config.page}/metrics"] if running.config.page else []),
         "  Ctrl-C stops it",
     ])  # fmt: skip

@@ -111,7 +111,8 @@ def show(state: dict[str, Any]) -> None:
     console.print(
         f"{model['name']} ({model['architecture']}, {model['expert_format']}, {model['context_tokens']} tokens)"
     )
-    console.print(f"HTTP {state['http']}   gRPC {state['grpc']}   owner {state['owner']}   queued {state['queued']}")
+    console.print(f"HTTP {state['http']}   gRPC {state['grpc']}   page {state['page'] or 'off'}")
+    console.print(f"owner {state['owner']}   queued {state['queued']}")
     table = Table("lane", "state", "pid", "device", "restarts", "requests", "tokens", "expert hits", box=None)
     for lane in state["lanes"]:
         counted = lane["counters"]

@@ -22,6 +22,7 @@ from coordinator.request import Draft
 from coordinator.serving import Serving
 
 LANE_HEADER = "x-expressway-lane"
+QUEUED_KEY: web.RequestKey[bool] = web.RequestKey("queued", bool)  # set once an answer is on its way
 
 
 class Completions:
@@ -63,7 +64,8 @@ class Completions:
             top_logprobs_param="logprobs",
             session=session,
         )
-        answer = self._serving.submit(draft, request_id=request_id)
+        answer = self._serving.submit(draft, request_id=request_id, door="http")
+        request[QUEUED_KEY] = True
         shape = self._shape(False, answer, model.name)
         return await self._respond(answer, shape, body.stream, body.include_usage, request, headers)
 
@@ -92,7 +94,8 @@ class Completions:
             top_logprobs=body.top_logprobs or 0,
             session=session,
         )
-        answer = self._serving.submit(draft, request_id=request_id)
+        answer = self._serving.submit(draft, request_id=request_id, door="http")
+        request[QUEUED_KEY] = True
         shape = self._shape(True, answer, model.name)
         return await self._respond(answer, shape, body.stream, body.include_usage, request, headers)
 

@@ -59,6 +59,7 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
     async def Generate(self, request: serve_pb2.GenerateRequest, context: Context) -> None:
         """One generation."""
         request_id = self._serving.new_request_id()
+        answer: Answer | None = None
         try:
             answer = await self._submit(request, context, request_id)
             try:
@@ -66,12 +67,12 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
             finally:
                 answer.cancel()
         except CoordinatorError as error:
-            await _abort(context, error)
+            await self._refuse(context, error, answer)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception:
             _log.exception("generate failed", request_id=request_id)
-            await _abort(context, InternalError("internal error"))
+            await self._refuse(context, InternalError("internal error"), answer)
 
     async def ListLanes(self, request: serve_pb2.ListLanesRequest, context: Context) -> serve_pb2.ListLanesReply:
         """The lanes as the coordinator sees them."""
@@ -98,6 +99,11 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
             return serve_pb2.GetModelReply(model=self._serving.model().to_wire())
         except CoordinatorError as error:
             await _abort(context, error)
+
+    async def _refuse(self, context: Context, error: CoordinatorError, answer: Answer | None) -> NoReturn:
+        if answer is None:  # it never got as far as the queue; an answer records its own end
+            self._serving.recorder.request("grpc", error.code)
+        await _abort(context, error)
 
     async def _submit(self, request: serve_pb2.GenerateRequest, context: Context, request_id: str) -> Answer:
         serving = self._serving
@@ -127,7 +133,7 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
             top_logprobs_param="logprobs",
             session=_session(request, context),
         )
-        return serving.submit(draft, request_id=request_id)
+        return serving.submit(draft, request_id=request_id, door="grpc")
 
     async def _stream(self, answer: Answer, context: Context) -> None:
         while True:

@@ -16,7 +16,7 @@ import structlog
 from aiohttp import hdrs, web
 
 from coordinator import limits
-from coordinator.doors.completions import Completions
+from coordinator.doors.completions import QUEUED_KEY, Completions
 from coordinator.doors.sse import dump
 from coordinator.errors import (
     BadRequest,
@@ -39,6 +39,7 @@ REQUEST_ID_HEADER = "x-request-id"
 CLIENT_REQUEST_ID_HEADER = "x-client-request-id"
 
 _REQUEST_ID_KEY: web.RequestKey[str] = web.RequestKey("request_id", str)
+_ANSWERS = frozenset({"/v1/completions", "/v1/chat/completions"})
 _CLIENT_REQUEST_ID = re.compile(rf"[A-Za-z0-9._:/+=-]{{1,{limits.CLIENT_REQUEST_ID_CHARS}}}")
 
 _log = structlog.get_logger("http")
@@ -72,17 +73,23 @@ class _Door:
         try:
             response = await handler(request)
         except CoordinatorError as error:
-            response = _error_response(error)
+            response = self._refused(request, error)
         except web.HTTPException as found:
-            response = _error_response(_typed(found))
+            response = self._refused(request, _typed(found))
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:
             _log.exception("request failed", request_id=request_id, path=request.match_info.route.name)
-            response = _error_response(InternalError("internal error"))
+            response = self._refused(request, InternalError("internal error"))
         if not response.prepared:
             response.headers.update(_id_headers(request))
         return response
+
+    def _refused(self, request: web.Request, error: CoordinatorError) -> web.Response:
+        """The answer to an error; a request for an answer that never got as far as the queue is recorded here."""
+        if request.method == hdrs.METH_POST and request.path in _ANSWERS and not request.get(QUEUED_KEY):
+            self._serving.recorder.request("http", error.code)
+        return _error_response(error)
 
     async def healthz(self, request: web.Request) -> web.Response:
         """Whether a lane is ready; nothing else."""

@@ -20,8 +20,9 @@ ENV = {"PATH": "/bin", "HOME": "/h", "RAY_ADDRESS": "elsewhere", "PYTHONSTARTUP"
 def config(**changes):
     base = ServeConfig(
         pack=Path("/packs/one"), cluster="default", lanes=2, device="cpu", vram_budget_bytes=1 << 28, launcher="local",
-        http=Address("127.0.0.1", 8000), grpc=Address(path="/run/g.sock"), context_tokens=None,
-        prefill_chunk_tokens=None, cores_per_lane=None, drain_s=10.0, start_timeout_s=60.0, log_json=False,
+        http=Address("127.0.0.1", 8000), grpc=Address(path="/run/g.sock"), page=Address("127.0.0.1", 8002),
+        context_tokens=None, prefill_chunk_tokens=None, cores_per_lane=None, drain_s=10.0, start_timeout_s=60.0,
+        log_json=False,
     )  # fmt: skip
     return replace(base, **changes)
 
@@ -62,6 +63,21 @@ def test_everybody_understands_what_is_asked(run_dir, changes):
     asked = coordinator_main.command.make_context("coordinator", arguments(coordinator, "coordinator")).params
     assert (asked["http"], asked["grpc"], asked["drain_s"]) == ("127.0.0.1:8000", "unix:/run/g.sock", 10.0)
     assert asked["supervisor"] == f"unix:{run_dir.path}/supervisor.sock"
+    assert (asked["page"], asked["owner"]) == ("127.0.0.1:8002", run_dir.path / "owner.sock")
+
+
+def test_owners_of_all_clusters_of_a_user_meet_in_one_place(run_dir):
+    def regions(env):
+        owner = plan_cluster(config(page=None), run_dir, [(0,), (0,)], env)[0]
+        return str(own.make_context("own", arguments(owner, "shared_experts")[1:]).params["regions"])
+
+    assert regions({"XDG_RUNTIME_DIR": "/run/user/1"}) == "/run/user/1/expressway/.regions"
+    assert regions({"HOME": "/h"}) == "/h/.local/state/expressway/.regions"
+
+
+def test_a_page_that_is_off_is_not_asked_for(run_dir):
+    argv = plan_cluster(config(page=None), run_dir, [(0,), (0,)], ENV)[-1].spec.argv
+    assert not {"--page", "--owner"} & set(argv)
 
 
 def test_no_process_sees_another_cluster_or_a_gpu_that_is_not_its_own(run_dir):

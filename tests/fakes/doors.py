@@ -21,6 +21,7 @@ from bench.tokenizer import write_tokenizer
 from coordinator import limits
 from coordinator.config import Address
 from coordinator.frontdoor import Doors, start_doors
+from coordinator.stats import Recorder
 from laneproto.v1 import serve_pb2, serve_pb2_grpc
 from tests.fakes.lane import FakeLane, Script
 from tests.fakes.roster import FakeRoster
@@ -84,6 +85,7 @@ async def open_doors(
     script: Script | None = None,
     queue_requests: int = limits.QUEUE_REQUESTS,
     text_from: Path | None = None,
+    recorder: Recorder | None = None,
     **lane_options: Any,
 ) -> AsyncIterator[Cluster]:
     """A cluster whose sockets lie in `directory`."""
@@ -101,6 +103,7 @@ async def open_doors(
         http=Address("127.0.0.1", 0),
         grpc_at=Address(path=str(directory / "grpc.sock")),
         queue_requests=queue_requests,
+        recorder=recorder,
     )
     try:
         async with (

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from coordinator.lane_client import LaneClient
 from coordinator.lane_view import LaneState, LaneView, ModelView
+from laneproto.v1 import lane_pb2
 from tests.fakes.lane import FakeLane
 
 
@@ -44,6 +45,13 @@ class FakeRoster:
         """As the fleet would see a lane change."""
         self._views[name] = replace(self._views[name], state=state)
         self._notify()
+
+    def hear(self) -> None:
+        """As if every lane's Watch had just told its counters; subscribers are not told, as with the real one."""
+        for name, fake in self.fakes.items():
+            counters = lane_pb2.Counters()
+            counters.CopyFrom(fake.counters)
+            self._views[name] = replace(self._views[name], counters=counters)
 
     def lose(self, name: str, state: LaneState = "restarting") -> None:
         """The process is gone."""

@@ -67,7 +67,7 @@ class Served:
         self.env = {**os.environ, **xdg, **environ}
         self.grpc = f"unix:{self.folder}/grpc.sock"
         argv = [sys.executable, "-m", "coordinator.cli", "serve", pack, "--ready-json", "--http", "127.0.0.1:0",
-                "--grpc", self.grpc, "--cluster", name, *options]  # fmt: skip
+                "--grpc", self.grpc, "--page", "127.0.0.1:0", "--cluster", name, *options]  # fmt: skip
         self.stderr = (self.folder / "stderr").open("w+")
         self.process = subprocess.Popen(
             list(map(str, argv)), env=self.env, stdout=subprocess.PIPE, stderr=self.stderr, text=True,

@@ -24,6 +24,13 @@ def pack(tmp_path_factory):
     return tiny_pack(tmp_path_factory.mktemp("tiny"))
 
 
+def metrics(ready):
+    """Samples of `/metrics`, as it writes them."""
+    with urllib.request.urlopen(f"http://{ready['page']}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
 @pytest.mark.slow
 def test_a_cluster_answers_survives_the_death_of_each_part_and_leaves_nothing(pack):
     with Served(pack, "--lanes", 2, "--vram-budget", "1MiB") as served:
@@ -38,13 +45,14 @@ def test_a_cluster_answers_survives_the_death_of_each_part_and_leaves_nothing(pa
         with urllib.request.urlopen(f"http://{ready['http']}/healthz", timeout=10) as health:
             assert health.status == 200
         answer = served.generate(*IDS, "--logprobs", 2)
+        assert metrics(ready)["expressway_generated_tokens_total"] == 8
         assert len(answer["token_ids"]) == len(answer["logprobs"]) == 8
         assert answer["logprobs"][0]["id"] == answer["token_ids"][0] == answer["logprobs"][0]["top"][0][0]
         assert answer["usage"] == {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 8}
         assert (answer["finish_reason"], answer["lane"]["generated_tokens"]) == ("length", 8)
         assert answer["lane"]["expert_hits"] + answer["lane"]["expert_misses"] > 0
 
-        second = cli("serve", pack, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", env=served.env)
+        second = cli("serve", pack, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--page", "off", env=served.env)
         assert second.returncode == 1
         assert "already running" in second.stderr
 
@@ -54,6 +62,11 @@ def test_a_cluster_answers_survives_the_death_of_each_part_and_leaves_nothing(pa
         wait_for(lambda: served.states() == {"lane-0": "ready", "lane-1": "ready"})
         lanes = {lane["lane"]: lane for lane in served.status()["lanes"]}
         assert (lanes["lane-0"]["restarts"], lanes["lane-1"]["restarts"]) == (1, 0)
+        seen = metrics(ready)
+        assert seen['expressway_lane_restarts_total{lane="lane-0"}'] == 1
+        assert sum(seen[f'expressway_lane_generated_tokens_total{{lane="lane-{k}"}}'] for k in range(2)) == 16
+        assert (seen["expressway_owner_up"], seen['expressway_region_state{state="ready"}']) == (1, 1)
+        assert seen["expressway_region_bytes"] == seen["expressway_region_filled_bytes"] > 0
         assert {name: served.pids[name] for name in others} == others
 
         lanes_before = {name: served.pids[name] for name in ("lane-0", "lane-1")}
@@ -82,8 +95,8 @@ def test_a_killed_supervisor_takes_everything_along_and_the_next_one_starts_over
         wait_for(lambda: all(gone(pid) for pid in pids.values()))
         assert (served.run_dir / "cluster.json").exists()
         again = subprocess.Popen(
-            [sys.executable, "-m", "coordinator.cli", "serve", pack, "--ready-json", "--http", "127.0.0.1:0", "--grpc",
-             served.grpc],
+            [sys.executable, "-m", "coordinator.cli", "serve", pack, "--ready-json", "--http", "127.0.0.1:0", "--page",
+             "off", "--grpc", served.grpc],
             env=served.env, stdout=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         try:
@@ -118,7 +131,9 @@ def test_a_stop_waits_for_running_answers_and_a_second_one_does_not(pack):
 
 
 def refused(served_env, pack, *options):
-    done = cli("serve", pack, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *options, env=served_env)
+    done = cli(
+        "serve", pack, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--page", "off", *options, env=served_env
+    )
     assert done.returncode == 1, done.stdout
     assert done.stdout == ""
     assert "Traceback" not in done.stderr

@@ -42,12 +42,11 @@ def test_the_same_pack_is_in_memory_once_and_each_cluster_outlives_the_other(pac
             assert 0 < memory.mapping_pss_bytes_sum <= memory.region_bytes
             assert second.generate(*IDS)["token_ids"] == answer
 
-            again = cli("serve", pack, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--cluster", "second",
-                        env=first.env)  # fmt: skip
+            anywhere = ("--grpc", "127.0.0.1:0", "--page", "off")
+            again = cli("serve", pack, "--http", "127.0.0.1:0", *anywhere, "--cluster", "second", env=first.env)
             assert again.returncode == 1
             assert "cluster 'second' is already running here" in again.stderr
-            port = cli("serve", pack, "--http", second.ready["http"], "--grpc", "127.0.0.1:0", "--cluster", "third",
-                       env=first.env)  # fmt: skip
+            port = cli("serve", pack, "--http", second.ready["http"], *anywhere, "--cluster", "third", env=first.env)
             assert port.returncode == 1
             assert "cluster 'second' listens there" in port.stderr.splitlines()[-1]
             listed = cli("status", "--json", env=first.env)

@@ -1,0 +1,116 @@
+"""What is counted as it happens, and the whole of `/metrics` as text in the Prometheus format.
+
+Not here: what is read when somebody asks (metrics_state), the socket (doors.page). Invariants: the registry is this
+object's own; label values come from fixed lists: doors, finish reasons and the codes of errors, never from a client.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from coordinator.errors import CoordinatorError
+from coordinator.metrics_state import State, families
+from coordinator.stats import COMPLETE, Door
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_WAIT_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_FIRST_TOKEN_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+_GAP_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 10)
+_WHOLE_S: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560)
+
+
+class Metrics:
+    """Implements `stats.Recorder`; one per coordinator."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._outcomes = frozenset({*COMPLETE, "cancelled", *_codes(CoordinatorError)})
+        self._requests = Counter(
+            "expressway_requests_total", "Requests for an answer that have ended, by door and outcome.",
+            ["door", "outcome"], registry=registry,
+        )  # fmt: skip
+        self._prompt_tokens = Counter(
+            "expressway_prompt_tokens_total", "Prompt tokens of requests that a lane began.", registry=registry
+        )
+        self._generated_tokens = Counter(
+            "expressway_generated_tokens_total", "Tokens of answers that came from lanes.", registry=registry
+        )
+        self._wait = Histogram(
+            "expressway_queue_wait_seconds", "From a request's place in the queue until a lane began with it.",
+            buckets=_WAIT_S, registry=registry,
+        )  # fmt: skip
+        self._first_token = Histogram(
+            "expressway_time_to_first_token_seconds", "From a request's place in the queue to its first token.",
+            buckets=_FIRST_TOKEN_S, registry=registry,
+        )  # fmt: skip
+        self._gap = Histogram(
+            "expressway_inter_token_seconds", "Between two tokens of an answer, as the lane stamped them.",
+            buckets=_GAP_S, registry=registry,
+        )  # fmt: skip
+        self._whole = Histogram(
+            "expressway_request_duration_seconds",
+            "From a request's place in the queue to its end; only answers that ended by a stop or their length.",
+            buckets=_WHOLE_S, registry=registry,
+        )  # fmt: skip
+        Info("expressway_build", "Version of this server.", registry=registry).info(
+            {"version": importlib.metadata.version("expressway"), "python": platform.python_version()}
+        )
+        ProcessCollector(registry=registry)  # process_*: this coordinator's memory, processor time and descriptors
+        for door in ("http", "grpc"):
+            for outcome in COMPLETE:
+                self._requests.labels(door, outcome)  # a rate needs the zero before the first
+
+    def request(self, door: Door, outcome: str) -> None:
+        """A request has ended."""
+        self._requests.labels(door, outcome if outcome in self._outcomes else "other").inc()
+
+    def accepted(self, prompt_tokens: int, waited_s: float) -> None:
+        """A lane has begun with a request."""
+        self._prompt_tokens.inc(prompt_tokens)
+        self._wait.observe(waited_s)
+
+    def first_token(self, seconds: float) -> None:
+        """The first token of an answer is here."""
+        self._first_token.observe(seconds)
+
+    def tokens(self, count: int, gaps_s: Sequence[float]) -> None:
+        """More tokens of an answer."""
+        self._generated_tokens.inc(count)
+        for gap_s in gaps_s:
+            self._gap.observe(gap_s)
+
+    def complete(self, seconds: float) -> None:
+        """An answer ended by itself."""
+        self._whole.observe(seconds)
+
+    def render(self, state: State) -> bytes:
+        """Everything, in `CONTENT_TYPE`."""
+        return generate_latest(_Page(self._registry, state))
+
+
+class _Page(Collector):
+    """Both kinds of metrics in a row, without the library's time of creation of each series (a second series each)."""
+
+    def __init__(self, registry: CollectorRegistry, state: State) -> None:
+        self._registry, self._state = registry, state
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+        yield from families(self._state)
+
+
+def _codes(error: type[CoordinatorError]) -> Iterator[str]:
+    yield error.code
+    for each in error.__subclasses__():
+        yield from _codes(each)

@@ -1,0 +1,185 @@
+"""`/metrics` as text: readable by the library's own parser, by the rules of promtool, with bounded labels."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from coordinator import errors
+from coordinator.lane_totals import FIELDS, LaneTotals
+from coordinator.lane_view import LaneView, ModelView
+from coordinator.metrics import Metrics
+from coordinator.metrics_state import LANE_STATES, State
+from coordinator.owner_status import OwnerStatus
+from coordinator.stats import Timeline
+from laneproto.v1 import lane_pb2
+
+MODEL = ModelView("m", "arch", b"\x07" * 32, 256, 4096, (2,), "q4g64", 1 << 20, 4096)
+OWNER = OwnerStatus("ready", 100, 100, "adopted", b"\x07" * 32, b"\x01" * 16)
+
+
+def state(**changes) -> State:
+    counters = lane_pb2.Counters(**{name: number for number, name in enumerate(FIELDS, 1)})
+    lanes = [LaneView(f"lane-{k}", "", "ready", b"i", MODEL, k, 9, "cpu", counters) for k in range(2)]
+    totals = LaneTotals()
+    totals.look(lanes)
+    base = State(lanes, {lane.name: totals.of(lane.name) for lane in lanes}, {"lane-1": 1}, 3, 256, MODEL, OWNER)
+    return replace(base, **changes)
+
+
+def busy_metrics() -> Metrics:
+    metrics, now = Metrics(), [0.0]
+    for door in ("http", "grpc"):
+        timeline = Timeline(metrics, door, lambda: now[0])
+        timeline.accepted(5)
+        now[0] += 1.0
+        timeline.tokens([lane_pb2.Token(stamp_ns=10**9), lane_pb2.Token(stamp_ns=10**9 + 20_000_000)])
+        timeline.ended("length")
+    metrics.request("http", "queue_full")
+    return metrics
+
+
+def values(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    found = {}
+    for family in parse(text.decode()):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found, f"{key} twice"
+            found[key] = sample.value
+    return found
+
+
+def test_values_are_what_happened():
+    seen = values(busy_metrics().render(state()))
+
+    def value(metric, **labels):
+        return seen[(metric, tuple(sorted(labels.items())))]
+
+    assert value("expressway_requests_total", door="http", outcome="length") == 1
+    assert value("expressway_requests_total", door="http", outcome="stop") == 0
+    assert value("expressway_requests_total", door="http", outcome="queue_full") == 1
+    assert value("expressway_prompt_tokens_total") == 10
+    assert value("expressway_generated_tokens_total") == 4
+    assert value("expressway_inter_token_seconds_count") == 2
+    assert value("expressway_inter_token_seconds_sum") == pytest.approx(0.04)
+    assert value("expressway_time_to_first_token_seconds_bucket", le="1.0") == 2
+    assert value("expressway_time_to_first_token_seconds_bucket", le="0.5") == 0
+    assert value("expressway_queue_requests") == 3
+    assert value("expressway_lane_state", lane="lane-0", state="ready") == 1
+    assert value("expressway_lane_state", lane="lane-1", state="busy") == 1
+    assert value("expressway_lane_state", lane="lane-1", state="ready") == 0
+    assert value("expressway_lane_restarts_total", lane="lane-1") == 1
+    number = {name: index for index, name in enumerate(FIELDS, 1)}
+    assert value("expressway_lane_expert_lookups_total", lane="lane-0", source="region") == number["expert_misses"]
+    assert value("expressway_lane_busy_seconds_total", lane="lane-0", phase="decode") == number["decode_ns"] * 1e-9
+    assert value("expressway_lane_cache_used_bytes", lane="lane-0") == number["cache_used_bytes"]
+    assert value("expressway_region_bytes") == 100
+    assert value("expressway_owner_up") == 1
+    assert value("expressway_region_info", fingerprint="07" * 32, generation="01" * 16, source="adopted") == 1
+    assert value("expressway_model_info", name="m", architecture="arch", expert_format="q4g64", fingerprint="07" * 32)
+
+
+def test_every_counter_of_a_lane_is_shown():
+    before = values(Metrics().render(state()))
+    for field in FIELDS:
+        lanes = state().lanes
+        totals = {lane.name: {name: 10**6 * (name == field) for name in FIELDS} for lane in lanes}
+        changed = values(Metrics().render(state(totals=totals)))
+        other = [
+            key for key, value in changed.items() if value not in (0, before[key]) and ("lane", "lane-1") in key[1]
+        ]
+        assert len([key for key in other if key[0] != "expressway_lane_running_requests"]) == 1, field
+
+
+def test_what_is_not_known_has_no_sample():
+    seen = values(Metrics().render(state(lanes=[], totals={}, running={}, model=None, owner=None)))
+    names = {name for name, _ in seen}
+    assert not names & {"expressway_region_bytes", "expressway_region_info", "expressway_model_info"}
+    assert seen[("expressway_owner_up", ())] == 0
+
+
+BASE_UNITS = ("_seconds", "_bytes", "_total", "_info", "_requests", "_state", "_up")
+
+
+def test_the_text_keeps_the_rules_that_promtool_checks():
+    text = busy_metrics().render(state()).decode()
+    helps, types, current = {}, {}, ""
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            _, _, name, said = line.split(" ", 3)
+            assert name not in helps
+            helps[name] = said
+            assert said.endswith(".") or name.startswith("process_")
+        elif line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ", 3)
+            assert name not in types
+            types[name], current = kind, name
+            assert name in helps
+        else:
+            name = re.match(r"[a-z_]+", line).group()
+            assert re.fullmatch(re.escape(current) + "(_bucket|_sum|_count)?", name), line  # under its own heading
+            assert (name == current) == (types[current] != "histogram")
+    assert set(helps) == set(types)
+    for name, kind in types.items():
+        assert name.startswith(("expressway_", "process_"))
+        assert (kind == "counter") == name.endswith("_total"), name
+        assert not re.search(r"_(ns|ms|milliseconds|microseconds|kib|mib|created|counter|gauge|histogram)(_|$)", name)
+        assert name.endswith(BASE_UNITS) or name.startswith("process_"), name
+        assert kind != "untyped"
+        assert kind == "counter" or not name.endswith(("_count", "_sum", "_bucket"))
+    for family in parse(text):
+        for sample in family.samples:
+            assert all(re.fullmatch(r"[a-z_]+", label) for label in sample.labels)
+            assert not set(sample.labels) & {"session", "tenant", "request_id", "prompt", "job", "instance"}
+
+
+def test_labels_are_bounded_whatever_happens():
+    metrics = Metrics()
+    for number in range(1000):
+        metrics.request("http", f"made up {number}")
+    every_error = [each.code for each in vars(errors).values() if isinstance(each, type)]
+    for code in every_error:
+        metrics.request("grpc", code)
+    seen = values(metrics.render(state()))
+    outcomes = {dict(labels)["outcome"] for name, labels in seen if name == "expressway_requests_total"}
+    assert outcomes <= {*every_error, "stop", "length", "cancelled", "other"}
+    assert "other" in outcomes
+    lanes = [each for each in seen if each[0].startswith("expressway_lane_")]
+    assert len(lanes) == 2 * (len(FIELDS) + len(LANE_STATES) + 3)  # running, restarts, device
+
+
+def test_nothing_is_registered_globally():
+    before = set(REGISTRY._names_to_collectors)
+    first, second = busy_metrics(), Metrics()
+    assert set(REGISTRY._names_to_collectors) == before
+    key = ("expressway_generated_tokens_total", ())
+    assert (values(first.render(state()))[key], values(second.render(state()))[key]) == (4, 0)
+
+
+def test_an_end_is_recorded_once_and_clocks_that_go_back_harm_nothing():
+    metrics = Metrics()
+    timeline = Timeline(metrics, "grpc", lambda: 0.0)
+    timeline.tokens([lane_pb2.Token(stamp_ns=5), lane_pb2.Token(stamp_ns=3)])
+    timeline.ended("stop")
+    timeline.ended("cancelled")
+    seen = values(metrics.render(state()))
+    assert seen[("expressway_requests_total", (("door", "grpc"), ("outcome", "stop")))] == 1
+    assert ("expressway_requests_total", (("door", "grpc"), ("outcome", "cancelled"))) not in seen
+    assert seen[("expressway_inter_token_seconds_sum", ())] == 0
+
+
+def test_the_guide_lists_exactly_what_there_is():
+    guide = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    told = dict(re.findall(r"^\| `(expressway_\w+)(?:\{[\w,]+\})?` \| (\w+) \|", guide, re.MULTILINE))
+    text = busy_metrics().render(state()).decode()
+    there = dict(re.findall(r"^# TYPE (expressway_\w+) (\w+)$", text, re.MULTILINE))
+    assert told == there
+    labels = {f"{name}{{{list_}}}" for name, list_ in re.findall(r"`(expressway_\w+)\{([\w,]+)\}`", guide)}
+    for family in parse(text):
+        for sample in family.samples:
+            if sample.labels.keys() - {"le"}:
+                named = next(each for each in labels if each.startswith(f"{sample.name}{{"))
+                assert set(sample.labels) == set(named.partition("{")[2].rstrip("}").split(","))
