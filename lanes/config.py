@@ -117,7 +117,7 @@ def _parser(allowed_cores: frozenset[int]) -> _Parser:
     add("--vram-budget", required=True, type=_checked(parse_bytes), metavar="BYTES",
         help="size of the private expert cache, for example 2GiB; 0 keeps no expert")  # fmt: skip
     add("--ngram-cache", type=_checked(parse_bytes), metavar="BYTES", default=limits.DEFAULT_NGRAM_CACHE_BYTES,
-        help="host memory for rows of n-gram tables (default: 64MiB)")  # fmt: skip
+        help="memory for rows of n-gram tables that were read (default: 64MiB)")  # fmt: skip
     add("--cores", type=_checked(lambda text: parse_cores(text, allowed_cores)), metavar="LIST",
         help="CPU cores to use, for example 0-3,5 (default: all allowed)")  # fmt: skip
     add("--name", default="lane-0", type=_name, help="name of this lane (default: lane-0)")

@@ -26,6 +26,7 @@ class PackTable:
         self._reader, self._counters = reader, counters
         self._seen = RowCounters()  # what `counters` has already
         info = reader.info
+        _log.info("ngram_table", layer=info.layer, mode=reader.mode, cache_rows=reader.counters().capacity_rows)
         self.multipliers = torch.tensor(info.multipliers, dtype=torch.int64)  # as the checkpoint stored them
         self.offsets = torch.tensor(info.head_offsets, dtype=torch.int64)
         self.sizes = torch.tensor(info.head_vocab_sizes, dtype=torch.int64)
