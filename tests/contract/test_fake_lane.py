@@ -82,3 +82,13 @@ async def test_restart_is_a_new_incarnation(tmp_path):
         assert lane.incarnation != before
         assert lane.counters.requests == 0
         assert len(ids(await ask(lane))) == 5
+
+
+@pytest.mark.parametrize("script", [Script(), Script(tokens=(9, 8, 7, 6))])
+async def test_a_replay_is_the_rest_of_the_answer(tmp_path, script):
+    async with FakeLane(tmp_path / "l.sock", script=script) as lane:
+        whole = await ask(lane)
+        rest = await ask(lane, prompt_ids=[1, 2, 3, *ids(whole)[:2]], replayed_tokens=2)
+        assert ids(rest) == ids(whole)[2:]
+        assert rest[-1].finished.usage == whole[-1].finished.usage
+        assert rest[-1].finished.reason == whole[-1].finished.reason

@@ -135,6 +135,21 @@ async def test_long_answers_arrive_whole_in_bounded_chunks(rig):
     assert max(len(event.tokens.tokens) for event in events) <= limits.CHUNK_TOKENS
 
 
+async def test_a_replay_over_the_wire_is_the_rest_of_the_answer(rig):
+    sampling = pb.Sampling(
+        temperature=2.5, seed=8, top_k=30, top_p=0.95, min_p=0.01, repetition_penalty=1.3, presence_penalty=1.0,
+        frequency_penalty=0.5, logit_bias={3: 4.0, 9: -50.0}, min_tokens=6,
+    )  # fmt: skip
+    asked = {"sampling": sampling, "max_tokens": 12, "stop_ids": [2, 7, 11]}
+    whole = await rig.ask(**asked)
+    ids = [token.id for event in whole for token in event.tokens.tokens]
+    for cut in (1, 3, len(ids) - 1):
+        again = await rig.ask(**asked | {"prompt_ids": [1, 2, 3, 4, 5, *ids[:cut]], "replayed_tokens": cut})
+        assert [token.id for event in again for token in event.tokens.tokens] == ids[cut:]
+        assert again[-1].finished.usage == whole[-1].finished.usage
+        assert again[-1].finished.reason == whole[-1].finished.reason
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [

@@ -5,7 +5,8 @@ In a test's own loop (`async with FakeLane(path) as lane`), or as a process of i
     python -m tests.fakes.lane --listen unix:/run/lane-0.sock --name lane-0 [--fault crash --fault-after 5] ...
 
 Tokens: token i of a request is `token_at(prompt_ids, i)`, or `Script.tokens[i]` where a script is given; the request
-ends with STOP at a stop id, else with LENGTH. `Script` also says where it crashes, hangs, is slow or fails.
+ends with STOP at a stop id, else with LENGTH; a replay goes on after its replayed tokens. `Script` also says where it
+crashes, hangs, is slow or fails.
 
 Invariant: whatever the script, at most one generation runs and its stream has at most one Finished event.
 """
@@ -227,9 +228,12 @@ class FakeLane(rpc.LaneServicer):
             reason, sent = pb.FINISH_REASON_LENGTH, 0
             await _pause(run, script.prefill_delay_s)
             self.counters.prompt_tokens += len(request.prompt_ids)
-            count = min(request.max_tokens, self.model.context_tokens - len(request.prompt_ids))
+            replayed = request.replayed_tokens
+            prompt_ids = request.prompt_ids[: len(request.prompt_ids) - replayed]
+            count = min(request.max_tokens, self.model.context_tokens - len(prompt_ids))
             if script.tokens is not None:
                 count = min(count, len(script.tokens))
+            count -= replayed
             chunk = pb.TokenChunk()
             while True:
                 if script.fault != "none" and sent == script.fault_after:
@@ -242,8 +246,8 @@ class FakeLane(rpc.LaneServicer):
                 if run.cancelled.is_set():
                     reason = pb.FINISH_REASON_CANCELLED
                     break
-                token = script.tokens[sent] if script.tokens else token_at(
-                    request.prompt_ids, sent, self.model.vocab_size
+                token = script.tokens[replayed + sent] if script.tokens else token_at(
+                    prompt_ids, replayed + sent, self.model.vocab_size
                 )  # fmt: skip
                 chunk.tokens.append(self._token(request, token))
                 sent += 1
@@ -264,7 +268,7 @@ class FakeLane(rpc.LaneServicer):
             yield pb.GenerateEvent(
                 finished=pb.Finished(
                     reason=reason,
-                    usage=pb.Usage(prompt_tokens=len(request.prompt_ids), completion_tokens=sent),
+                    usage=pb.Usage(prompt_tokens=len(prompt_ids), completion_tokens=replayed + sent),
                     counters=pb.Counters(generated_tokens=sent, prompt_tokens=len(request.prompt_ids)),
                     error_code=script.error_code if failed else "",
                     error_message="scripted" if failed else "",
