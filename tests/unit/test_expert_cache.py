@@ -178,6 +178,36 @@ def test_any_history_under_any_plan_keeps_table_and_bytes(seeds, slots, rows):
         assert torch.equal(plain.window(seed, rows), rig.window(seed, rows))
 
 
+def test_an_admission_counts_as_paid_once_and_only_when_it_was_used():
+    plans = [Plan(np.array([], np.int64), np.array(admit, np.int64)) for admit in ([1, 2], [], [], [])]
+    plans[2] = Plan(np.array([2]), np.array([3]))
+
+    def scripted(state, touched, budget):
+        plan = plans[state.windows]
+        return State(state.windows + 1, state.last_used, state.uses, state.resident), plan
+
+    rig = Rig(slots=4, policy=scripted)
+    paid = []
+    for keys in ([1, 2, 3], [1, 7], [1, 3], [2, 3]):
+        rig.cache.turn(Touched(np.array(keys), np.ones(len(keys), np.int64), 1))
+        paid.append(rig.counters.cache_admitted_hits)
+    # 1 is used after its admission, twice; 2 only before it and after its eviction; 3 after its admission.
+    assert paid == [0, 1, 1, 2]
+    assert (rig.counters.cache_admissions, rig.counters.cache_evictions) == (3, 1)
+
+
+def test_a_recorder_is_told_of_every_window_that_routed_something():
+    rig, seen = Rig(slots=2), []
+    rig.store.recorder = seen.append
+    rig.window(1, rows=5, chosen=3)
+    rig.window(2, rows=1, chosen=3)
+    rig.store.end_window()
+    assert [window.window_rows for window in seen] == [5, 1]
+    assert [int(window.rows.sum()) for window in seen] == [LAYERS * 15, LAYERS * 3]
+    assert all((np.diff(window.keys) > 0).all() for window in seen)
+    assert max(seen[0].rows) <= 5
+
+
 def test_counters_since_and_restart():
     counters = Counters(windows=5, cache_used_bytes=7, cache_budget_bytes=9)
     before = counters.snapshot()

@@ -1,0 +1,244 @@
+"""Replays routing traces through cache policies: hit rates, bytes copied, modelled time per token, cost of deciding.
+
+Traces are the frozen synthetic ones (bench/traces) or files that a lane recorded (`--trace-routing`). Every policy sees
+the same windows under the same byte and swap budget; figures are of the decode windows after the first quarter, which
+also is the profile of the fixed set. The bound knows the future and copies for nothing.
+Not here: the policy of the lanes (lanes/experts/adaptive), the others (cache_baselines).
+
+Modelled time of a decode window, at rates measured on a GPU host with PCIe 5 x16: 2.0 ms of dense layers, 0.35 ms of
+handshake, 1.6 us per resident expert, and the bytes of misses and copies (2.61 MB each) over what moves them: the link
+alone (51 GB/s), or link and CPU together (115 GB/s).
+
+    python -m bench.cache_policy --out bench/results/cache_policy.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bench.cache_baselines import clairvoyant_hits, fixed, least_recently_used
+from bench.result import frame, write
+from bench.traces.synthetic import DIGESTS, EXPERTS, LAYERS, RECIPES, digest, trace
+from lanes.experts import adaptive as rules
+from lanes.experts.policy import Budget, Policy, State, Touched
+from lanes.experts.trace import read_trace
+
+SHARES = (0.05, 0.1, 0.15, 0.2, 0.3)
+SWAPS = 25  # 64 MiB of records per window: 1.3 ms of a 51 GB/s link
+RECORD_BYTES = 2_613_248
+FIXED_S, RESIDENT_S = 2.35e-3, 1.6e-6
+LINK_BYTES_PER_S, LINK_AND_CPU_BYTES_PER_S = 51e9, 115e9
+UNLIMITED = 1 << 30
+# What was tried beside the rules as they stand: one constant at a time.
+VARIATIONS: tuple[tuple[str, dict[str, float]], ...] = (
+    ("as it stands", {}),
+    ("no margin", {"MARGIN": 0.0}),
+    ("margin 1", {"MARGIN": 1.0}),
+    ("margin 3", {"MARGIN": 3.0}),
+    ("margin 4", {"MARGIN": 4.0}),
+    ("half-life 32", {"HALF_LIFE": 32}),
+    ("half-life 64", {"HALF_LIFE": 64}),
+    ("half-life 256", {"HALF_LIFE": 256}),
+    ("no recency", {"PATIENCE": 1e9}),
+    ("patience 1", {"PATIENCE": 1.0}),
+    ("patience 4", {"PATIENCE": 4.0}),
+    ("prompts count 1 window", {"PROMPT_USES": 1}),
+    ("prompts count 64 windows", {"PROMPT_USES": 64}),
+    ("a prompt chunk uses every expert once", {"PROMPT_USES": 1 << 16}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A trace in memory."""
+
+    name: str
+    keys: int
+    windows: list[Touched]
+    decode_rows: int  # windows of more rows are prompt
+
+    def is_decode(self, number: int) -> bool:
+        """Whether that window is a decode step."""
+        return self.windows[number].window_rows <= self.decode_rows
+
+    @property
+    def first(self) -> int:
+        """The first window that counts."""
+        return len(self.windows) // 4
+
+
+def synthetic(name: str) -> Replay:
+    """A frozen trace, checked against its digest."""
+    windows = list(trace(name))
+    if digest(windows) != DIGESTS[name]:
+        raise SystemExit(f"{name}: the generator no longer makes the frozen trace")
+    return Replay(name, LAYERS * EXPERTS, [Touched(w.keys, w.counts, w.rows) for w in windows], rules.PROMPT_USES)
+
+
+def recorded(path: Path) -> Replay:
+    """A file that a lane wrote."""
+    with read_trace(path) as (header, windows):
+        return Replay(path.stem, header.layers * header.experts, list(windows), rules.PROMPT_USES)
+
+
+def run(replay: Replay, policy: Policy, slots: int, swaps: int) -> dict[str, float]:
+    """Figures of one policy at one size."""
+    state, budget = State.empty(replay.keys), Budget(slots, swaps)
+    fresh = np.zeros(replay.keys, np.bool_)  # admitted while it counted, and not used since
+    touched_count = hits = steps = copies = proven = 0
+    costs = []
+    for number, window in enumerate(replay.windows):
+        counts = number >= replay.first
+        if counts and replay.is_decode(number):
+            steps += 1
+            touched_count += window.keys.shape[0]
+            hits += int(np.count_nonzero(state.resident[window.keys]))
+        proven += int(np.count_nonzero(fresh[window.keys]))
+        fresh[window.keys] = False
+        began = time.perf_counter()
+        state, plan = policy(state, window, budget)
+        costs.append(time.perf_counter() - began)
+        fresh[plan.evict] = False
+        if counts:
+            copies += plan.admit.shape[0]
+            fresh[plan.admit] = True
+    return {
+        **times(hits / steps, (touched_count - hits) / steps, copies / steps),
+        "admitted_hit_share": round(proven / copies, 3) if copies else 0.0,
+        "policy_us_per_window_median": round(float(np.median(costs[replay.first :])) * 1e6, 1),
+    }
+
+
+def times(hits: float, misses: float, copies: float) -> dict[str, float]:
+    """Per decode window: what happened, and the modelled tokens per second."""
+    moved = (misses + copies) * RECORD_BYTES
+    fixed_s = FIXED_S + hits * RESIDENT_S
+    return {
+        "hit_rate": round(hits / (hits + misses), 4),
+        "copied_records_per_window": round(copies, 2),
+        "copied_bytes_per_window": round(copies * RECORD_BYTES),
+        "tokens_per_s_link": round(1 / (fixed_s + moved / LINK_BYTES_PER_S), 1),
+        "tokens_per_s_link_and_cpu": round(1 / (fixed_s + moved / LINK_AND_CPU_BYTES_PER_S), 1),
+    }
+
+
+def bound(replay: Replay, slots: int) -> dict[str, float]:
+    """The clairvoyant: no policy has more hits; its copies are free."""
+    hits = clairvoyant_hits(replay.windows, replay.keys, slots)
+    decode = [n for n in range(replay.first, len(replay.windows)) if replay.is_decode(n)]
+    touched = sum(replay.windows[n].keys.shape[0] for n in decode)
+    resident = int(hits[decode].sum())
+    return times(resident / len(decode), (touched - resident) / len(decode), 0.0)
+
+
+def profile(replay: Replay) -> Policy:
+    """The fixed set: the hottest keys of the decode windows of the first quarter."""
+    uses = np.zeros(replay.keys, np.int64)
+    for number in range(replay.first):
+        if replay.is_decode(number):
+            uses[replay.windows[number].keys] += 1
+    return fixed(uses)
+
+
+def compare(replay: Replay, swaps: int) -> dict[str, object]:
+    """Every policy at every size."""
+    result: dict[str, object] = {}
+    for share in SHARES:
+        slots = int(share * replay.keys)
+        held = run(replay, profile(replay), slots, swaps)
+        entry = {
+            "fixed": held,
+            "lru": run(replay, least_recently_used, slots, swaps),
+            "lru_any_number_of_copies": run(replay, least_recently_used, slots, UNLIMITED),
+            "adaptive": run(replay, rules.adaptive, slots, swaps),
+            "clairvoyant": bound(replay, slots),
+        }
+        for figures in entry.values():
+            # Hits that the fixed set would have missed, for each copy.
+            if copied := figures["copied_records_per_window"]:
+                per_window = replay.windows[-1].keys.shape[0]
+                saved = (figures["hit_rate"] - held["hit_rate"]) * per_window
+                figures["bytes_saved_per_byte_copied"] = round(saved / copied, 2)
+            figures["hits_against_fixed"] = round(figures["hit_rate"] / held["hit_rate"], 3)
+            figures["tokens_against_fixed_link"] = round(figures["tokens_per_s_link"] / held["tokens_per_s_link"], 3)
+        result[f"{share:.0%}"] = entry
+        show(replay.name, f"{share:.0%}", entry)
+    return result
+
+
+def show(name: str, share: str, entry: dict[str, dict[str, float]]) -> None:
+    """One line a policy, for a person."""
+    for policy, f in entry.items():
+        sys.stderr.write(
+            f"{name:11} {share:>4} {policy:38} hits {f['hit_rate']:6.1%} copies {f['copied_records_per_window']:6.1f} "
+            f"again {f.get('admitted_hit_share', 0):4.0%} tok/s {f['tokens_per_s_link']:6.1f} "
+            f"{f['tokens_per_s_link_and_cpu']:6.1f} {f.get('policy_us_per_window_median', 0):6.0f} us\n"
+        )
+
+
+@contextlib.contextmanager
+def changed(constants: dict[str, float]) -> Iterator[None]:
+    """The rules with other constants."""
+    before = {name: getattr(rules, name) for name in ("_PER_WINDOW", *constants)}
+    for name, value in constants.items():
+        setattr(rules, name, value)
+    rules._PER_WINDOW = 1 - 2.0 ** (-1 / rules.HALF_LIFE)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(rules, name, value)
+
+
+def vary(replay: Replay, share: float, swaps: int) -> dict[str, dict[str, float]]:
+    """The adaptive policy with one constant changed at a time."""
+    result = {}
+    for name, constants in VARIATIONS:
+        with changed(constants):
+            result[name] = run(replay, rules.adaptive, int(share * replay.keys), swaps)
+        show(replay.name, f"{share:.0%}", {name: result[name]})
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Replays and prints one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m bench.cache_policy", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--trace", action="append", choices=tuple(RECIPES), help="a frozen trace (default: all)")
+    parser.add_argument("--recorded", action="append", type=Path, default=[], metavar="FILE", help="a lane's trace too")
+    parser.add_argument("--swaps", type=int, default=SWAPS, help="copies between two windows (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="also write the object to this file")
+    options = parser.parse_args(argv)
+    figures: dict[str, object] = {}
+    for name in options.trace or RECIPES:
+        replay = synthetic(name)
+        figures[name] = compare(replay, options.swaps)
+        if name != "stationary":
+            figures[f"{name}, variations at 15%"] = vary(replay, 0.15, options.swaps)
+    for path in options.recorded:
+        figures[f"recorded {path.stem}"] = compare(recorded(path), options.swaps)
+    given = list(argv if argv is not None else sys.argv[1:])
+    result = frame(
+        "bench.cache_policy",
+        [Path(a).name if "/" in a else a for a in given],
+        pack={"synthetic": {"layers": LAYERS, "experts": EXPERTS, "record_bytes": RECORD_BYTES}, "digests": DIGESTS},
+        conditions={
+            "swaps_per_window": options.swaps, "counted": "decode windows after the first quarter",
+            "model_of_time": {"fixed_s": FIXED_S, "resident_s": RESIDENT_S, "link_bytes_per_s": LINK_BYTES_PER_S,
+                              "link_and_cpu_bytes_per_s": LINK_AND_CPU_BYTES_PER_S},
+        },
+        packages=("numpy",),
+    )  # fmt: skip
+    write({**result, "figures": figures}, options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
