@@ -12,6 +12,7 @@ FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibil
 
 
 def native(package: str, name: str) -> Extension:
+    """One library from all C++ files of a package's folder."""
     folder = Path(package.replace(".", "/"))
     return Extension(
         f"{package}.{name}",

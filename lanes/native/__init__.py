@@ -1,0 +1,1 @@
+"""The native expert kernel, built as a plain shared object with a C ABI."""
