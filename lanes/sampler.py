@@ -11,7 +11,7 @@ fp64; among candidates weights are fp64 too.
 Invariants: the draw depends on (row, sampling, absolute position) only; at least one token is kept; a logit of -inf is
 never drawn; log-probabilities are those of the raw, untempered logits.
 
-Letters: V vocabulary, C candidates, B blocks of the vocabulary.
+Letters: V vocabulary, C candidates, B blocks or chunks of the vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Doubles = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
 _BLOCK = 512  # ids
-_LOOSE = 1.0 - 1e-4  # fp32 weights find candidates; this keeps those that rounding would lose
+_CHUNK = 16_384  # ids whose weights are made at a time: in cache, and nothing of a megabyte is mapped
+_LOOSE = 1.0 - 1e-4  # where candidates are looked for: rounding loses none of them
 _MANY = 4096  # candidates of top-p from which on they are not sorted as a whole
 _LOWEST = float(np.finfo(np.float32).min)
 _FIRST_SHARE = 1e-3  # of the mass: the least weight among top-p's first candidates; a 64th of it each further round
@@ -50,18 +51,18 @@ def choose(row: Floats, sampling: Sampling, position: int) -> int:
     if sampling.temperature == 0.0:
         return int(np.argmax(row))
     at = uniform(sampling.seed, position)
-    highest = row.max()
+    highest, temperature = float(row.max()), sampling.temperature
     total: float | None = None  # of the candidates' weights, unless more than they count
     if 0 < sampling.top_k < row.shape[0]:
         ids = largest(row, sampling.top_k)
     elif sampling.top_p < 1.0:
-        ids, total = _nucleus_candidates(row, highest, sampling)
+        total = float(_masses(row, highest, temperature).sum())
+        ids = _nucleus_candidates(row, highest, sampling, total)
     elif sampling.min_p > 0.0:
-        least = float(highest) + sampling.temperature * log(sampling.min_p * _LOOSE)
-        ids = np.flatnonzero(row >= np.nextafter(np.float32(max(least, _LOWEST)), -np.float32(np.inf)))
+        ids = _at_least(row, highest, temperature, sampling.min_p * _LOOSE)
     else:
-        return _draw_any(_fast_weights(row, highest, sampling.temperature), at)
-    weights = _weights(row[ids], highest, sampling.temperature)  # [C]
+        return _draw_any(row, highest, temperature, at)
+    weights = _weights(row[ids], highest, temperature)  # [C]
     if sampling.top_p < 1.0:
         kept = _nucleus(row[ids], weights, sampling.top_p * (float(weights.sum()) if total is None else total))
         ids, weights = ids[kept], weights[kept]
@@ -73,8 +74,8 @@ def choose(row: Floats, sampling: Sampling, position: int) -> int:
 
 def logprobs(logits: Floats, chosen: int, top: int) -> Logprobs:
     """Log-softmax of the raw logits at the chosen id and at the `top` best ids."""
-    highest = logits.max()
-    total = float(highest) + log(float(_fast_weights(logits, highest, 1.0).sum(dtype=np.float64)))
+    highest = float(logits.max())
+    total = highest + log(float(_masses(logits, highest, 1.0).sum()))
     best: tuple[tuple[int, float], ...] = ()
     if top:
         ids = largest(logits, top)
@@ -102,36 +103,45 @@ def largest(values: Floats, count: int) -> Ids:
     return found if ids is None else ids[found]
 
 
-def _weights(logits: Floats, highest: np.float32, temperature: float) -> Doubles:
+def _weights(logits: Floats, highest: float, temperature: float) -> Doubles:
     """exp((logit - highest) / temperature): unnormalised probabilities, the greatest of the row 1."""
     # A tiny temperature overflows to -inf, whose weight is 0: that is greedy, as it should be.
     with np.errstate(over="ignore", under="ignore"):
-        return np.exp((logits.astype(np.float64) - float(highest)) / temperature)
+        return np.exp((logits.astype(np.float64) - highest) / temperature)
 
 
-def _fast_weights(logits: Floats, highest: np.float32, temperature: float) -> Floats:
-    """The same in fp32: [V]."""
+def _fast_weights(logits: Floats, highest: float, temperature: float) -> Floats:
+    """The same in fp32."""
     with np.errstate(over="ignore", under="ignore"):
-        scaled = logits - highest
-        if temperature != 1.0:
-            scaled /= np.float32(temperature)
+        scaled = logits - np.float32(highest)
+        scaled /= np.float32(temperature)
         np.exp(scaled, out=scaled)
     return scaled
 
 
-def _nucleus_candidates(row: Floats, highest: np.float32, sampling: Sampling) -> tuple[Ids, float]:
-    """Ids that surely hold the nucleus, ascending, and the mass of the whole row."""
-    weights = _fast_weights(row, highest, sampling.temperature)
-    total = float(weights.sum(dtype=np.float64))
+def _masses(row: Floats, highest: float, temperature: float) -> Doubles:
+    """The sum of weights of each chunk of the row: [B]."""
+    starts = range(0, row.shape[0], _CHUNK)
+    return np.array([_fast_weights(row[at : at + _CHUNK], highest, temperature).sum(dtype=np.float64) for at in starts])
+
+
+def _at_least(row: Floats, highest: float, temperature: float, weight: float) -> Ids:
+    """Ids of the logits that have at least that weight, ascending."""
+    least = np.float32(max(highest + temperature * log(weight), _LOWEST))
+    return np.flatnonzero(row >= np.nextafter(least, -np.float32(np.inf)))
+
+
+def _nucleus_candidates(row: Floats, highest: float, sampling: Sampling, total: float) -> Ids:
+    """Ids that surely hold the nucleus, ascending. `total` is the mass of the row."""
     least = total * _FIRST_SHARE
-    while True:
+    while least * row.shape[0] > (1.0 - sampling.top_p) * total * _LOOSE:
         # All ids of at least some weight are a beginning of the order; one that holds enough holds the nucleus.
-        ids = np.flatnonzero(weights >= least)
-        if float(weights[ids].sum(dtype=np.float64)) * _LOOSE >= sampling.top_p * total:
-            return np.flatnonzero(weights >= least * _LOOSE), total
-        if least * row.shape[0] * 64 < (1.0 - sampling.top_p) * total * _LOOSE:
-            return np.flatnonzero(weights > 0.0), total
+        ids = _at_least(row, highest, sampling.temperature, min(1.0, least))
+        mass = float(_fast_weights(row[ids], highest, sampling.temperature).sum(dtype=np.float64))
+        if mass * _LOOSE >= sampling.top_p * total:
+            return ids
         least /= 64
+    return _at_least(row, highest, sampling.temperature, min(1.0, least))
 
 
 def _nucleus(logits: Floats, weights: Doubles, goal: float) -> Ids:
@@ -154,13 +164,14 @@ def _nucleus(logits: Floats, weights: Doubles, goal: float) -> Ids:
     return np.flatnonzero(keep)
 
 
-def _draw_any(weights: Floats, at: float) -> int:
-    """Which id holds the share `at` of all mass: its block first. weights: [V]."""
-    blocks = np.cumsum(np.add.reduceat(weights, np.arange(0, weights.shape[0], _BLOCK), dtype=np.float64))  # [B]
-    goal = at * blocks[-1]
-    block = _first_over(blocks, goal)
-    inside = np.cumsum(weights[block * _BLOCK : (block + 1) * _BLOCK], dtype=np.float64)
-    return block * _BLOCK + _first_over(inside, goal - (blocks[block - 1] if block else 0.0))
+def _draw_any(row: Floats, highest: float, temperature: float, at: float) -> int:
+    """Which id holds the share `at` of all mass: its chunk first."""
+    chunks = np.cumsum(_masses(row, highest, temperature))  # [B]
+    goal = at * chunks[-1]
+    chunk = _first_over(chunks, goal)
+    weights = _fast_weights(row[chunk * _CHUNK : (chunk + 1) * _CHUNK], highest, temperature)
+    inside = np.cumsum(weights, dtype=np.float64)
+    return chunk * _CHUNK + _first_over(inside, goal - (chunks[chunk - 1] if chunk else 0.0))
 
 
 def _draw(weights: Doubles, at: float) -> int:
