@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,11 +29,20 @@ from bench.memory import RegionMemory, region_memory
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / ".demo"
 SHIPPED_PACK = ROOT / "deploy" / "demo_model" / "pack"
+CLI = (sys.executable, "-m", "coordinator.cli")
 LANES = 2
 # CONTRACTS: a window counts from 10 s where a minute is too long; the lanes are asked for a little more
 RULES = Rules(warm_up_s=0.5, min_window_s=10.0)
 TALK_S = 14.0
 TURN_TOKENS = 192
+HINTS = """
+Stays up until Ctrl-C. In another terminal:
+
+  curl -s http://{http}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32, "stream": true}}' -N
+  .venv/bin/expressway generate --address {grpc} --prompt Hello --max-tokens 32
+  .venv/bin/expressway status --cluster demo
+"""
 QUESTIONS = {
     "agent-1": ("Why does one region serve two lanes?", "What happens when a lane dies?", "Name three colours."),
     "agent-2": ("Write a short story about a road.", "And what did the driver say?", "How does it end?"),
@@ -44,18 +54,22 @@ def ensure_pack(console: Console) -> Path:
     if SHIPPED_PACK.is_dir():
         return SHIPPED_PACK
     pack, checkpoint = WORK / "pack", WORK / "checkpoint"
-    if not pack.is_dir():
-        WORK.mkdir(mode=0o700, exist_ok=True)
+    if _run([*CLI, "inspect", str(pack)]):  # none yet, or one of another version
+        shutil.rmtree(WORK, ignore_errors=True)
+        WORK.mkdir(mode=0o700)
         console.print("writing a small checkpoint and packing it")
         steps = (
             [sys.executable, "-m", "bench.checkpoint", str(checkpoint), "--preset", "demo"],
-            [sys.executable, "-m", "coordinator.cli", "pack", str(checkpoint), str(pack)],
+            [*CLI, "pack", str(checkpoint), str(pack)],
         )
         for argv in steps:
-            done = subprocess.run(argv, stdout=subprocess.DEVNULL, check=False)
-            if done.returncode:
-                raise ClusterFailed(f"{' '.join(argv[2:4])} ended with code {done.returncode}")
+            if code := _run(argv, stderr=None):
+                raise ClusterFailed(f"{' '.join(argv[2:4])} ended with code {code}")
     return pack
+
+
+def _run(argv: Sequence[str], stderr: int | None = subprocess.DEVNULL) -> int:
+    return subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=stderr, check=False).returncode
 
 
 async def talk(address: str, view: SideBySide) -> list[Answer]:
@@ -152,7 +166,7 @@ def main(once: bool, as_json: bool, launcher: str) -> None:
             if as_json:
                 print(json.dumps(report(answers, total, memory)), flush=True)
             if not once:
-                console.print(f"\nHTTP  http://{cluster.http}/v1\ngRPC  {cluster.grpc}\nStays up until Ctrl-C.")
+                console.print(HINTS.format(http=cluster.http, grpc=cluster.grpc), markup=False)
                 wait_for_signal()
     except (ClusterFailed, grpc.aio.AioRpcError) as error:
         console.print(f"[red]demo: {error}[/]")

@@ -75,8 +75,10 @@ def summary(console: Console, answers: Sequence[Answer], total: Aggregate, memor
     for reason in total.reasons:
         console.print(f"           not valid: {reason}")
     console.print(
-        f"[bold]memory[/]     region {mib(memory.region_bytes)}, held once: all mappings of it sum to "
-        f"{mib(memory.mapping_pss_bytes_sum)} PSS; the second lane added {mib(memory.last_lane_added_bytes)} in all"
+        f"[bold]memory[/]     the experts' region of {mib(memory.region_bytes)} is in RAM once: "
+        f"all mappings of it sum to {mib(memory.mapping_pss_bytes_sum)}.\n"
+        f"           The second lane added {mib(memory.last_lane_added_bytes)} of its own (process and torch, dense "
+        "weights, expert cache, state) and no expert."
     )
 
 
