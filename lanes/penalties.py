@@ -1,6 +1,6 @@
 """What a request does to the model's logits before a token is drawn: bias, then penalties, then the minimum length.
 
-Each step rounds to fp32 and changes a few ids only: nothing here costs time in proportion to the context per token.
+Each step rounds to fp32 and changes a few ids only; counts are kept up, never counted again.
 Not here: temperature and what is cut off (sampler); why this order (docs/sampling.md).
 
 Invariants: the row that is drawn from is a function of (raw logits, request, output so far) only, so a replay draws
