@@ -10,7 +10,6 @@ Letters: J jobs (one expert each), P pairs (one (row, expert) each), R rows, K e
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -23,7 +22,6 @@ from lanes.errors import NativeKernelFailed, NativeKernelUnavailable
 from shared_experts.layout import RecordLayout
 
 ISAS = {"scalar": 1, "avx2": 2, "avx512": 3}
-ISA_VARIABLE = "EXPERT_ISA"
 _BAD_ARGUMENT, _NO_ISA = 1, 4  # of experts.h
 
 
@@ -78,8 +76,8 @@ class ExpertKernel:
     """One thread pool and one record layout. Calls from several threads wait for each other.
 
     `cores` pins the worker threads: cores[0] is the calling thread's (pinned by whoever owns it), so n cores start
-    n - 1 threads; `threads` without `cores` pins nothing. `isa` is scalar, avx2 or avx512; None takes EXPERT_ISA,
-    else the best this CPU has. Not usable in a child after fork().
+    n - 1 threads; `threads` without `cores` pins nothing. `isa` is scalar, avx2 or avx512; None takes the
+    best this CPU has. Not usable in a child after fork().
     """
 
     def __init__(
@@ -91,9 +89,8 @@ class ExpertKernel:
     ) -> None:
         self.layout = layout
         self._pool: ctypes.c_void_p | None = None
-        wanted = isa or os.environ.get(ISA_VARIABLE) or None
-        if wanted is not None and wanted not in ISAS:
-            raise NativeKernelUnavailable(f"{ISA_VARIABLE}={wanted!r} is none of {', '.join(ISAS)}")
+        if isa is not None and isa not in ISAS:
+            raise ValueError(f"{isa!r} is none of {', '.join(ISAS)}")
         if cores is not None and threads is not None and threads != len(cores):
             raise ValueError(f"{threads} threads for {len(cores)} cores")
         self.threads = len(cores) if cores is not None else 1 if threads is None else threads
@@ -104,10 +101,12 @@ class ExpertKernel:
         )  # fmt: skip
         pinned = None if cores is None else (ctypes.c_int32 * len(cores))(*cores)
         pool = ctypes.c_void_p()
-        code = self._library.expert_pool_create(ISAS.get(wanted or "", 0), pinned, self.threads, ctypes.byref(pool))
+        code = self._library.expert_pool_create(
+            0 if isa is None else ISAS[isa], pinned, self.threads, ctypes.byref(pool)
+        )
         if code == _NO_ISA:
             best = self.best_isa()
-            raise NativeKernelUnavailable(f"this CPU cannot run {wanted}; its best is {best} (see {ISA_VARIABLE})")
+            raise NativeKernelUnavailable(f"this CPU cannot run {isa}; its best is {best}")
         self._raise(code)
         self._pool = pool
         self.isa = next(name for name, id in ISAS.items() if id == self._library.expert_pool_isa(pool))

@@ -59,9 +59,20 @@ def dots_q4(codes: NDArray[np.uint8], scales: NDArray[np.float16], q: NDArray[np
     rows, (groups, group) = len(codes), q.shape
     packed = codes.reshape(rows, groups, group // 2)
     nibbles = np.concatenate([packed & 15, packed >> 4], axis=2).astype(np.int32)  # [N, g, G]
-    d = (nibbles * q).sum(axis=2) - 8 * q.sum(axis=1)  # exact
-    chains = np.zeros((rows, CHAINS), np.float32)
-    for g in range(groups):
+    d = (nibbles * q).sum(axis=2) - 8 * q.sum(axis=1)  # [N, g], exact
+    return _chains(d, scales, s)
+
+
+def dots_q8(codes: NDArray[np.int8], scales: NDArray[np.float16], q: NDArray[np.int32], s: Floats) -> Floats:
+    """Rows of codes [N, K] and scales [N, g] times one quantised row: [N]."""
+    d = (codes.reshape(len(codes), *q.shape).astype(np.int32) * q).sum(axis=2)  # [N, g], exact
+    return _chains(d, scales, s)
+
+
+def _chains(d: NDArray[np.int64], scales: NDArray[np.float16], s: Floats) -> Floats:
+    """Integer dots [N, g], weight scales [N, g] and activation scales [g] to [N]."""
+    chains = np.zeros((len(d), CHAINS), np.float32)
+    for g in range(d.shape[1]):
         chain = chains[:, g % CHAINS]
         chains[:, g % CHAINS] = fma(d[:, g].astype(np.float32), scales[:, g].astype(np.float32) * s[g], chain)
     return tree(chains)
@@ -106,15 +117,16 @@ def expert(layout: RecordLayout, record: bytes, x: Floats) -> Floats:
         if not group:
             gate_up = dots_f32(part(np.float32, layout.gate_up_codes, 2 * i, h), x)
             return dots_f32(part(np.float32, layout.down_codes, h, i), gate(gate_up[:i], gate_up[i:]))
-        q, s = quantise(x, group)
-        gate_up = dots_q4(
-            part(np.uint8, layout.gate_up_codes, 2 * i, h // 2),
-            part(np.float16, layout.gate_up_scales, 2 * i, h // group), q, s,
-        )  # fmt: skip
-        q, s = quantise(gate(gate_up[:i], gate_up[i:]), group)
-        return dots_q4(
-            part(np.uint8, layout.down_codes, h, i // 2), part(np.float16, layout.down_scales, h, i // group), q, s
-        )
+
+        def dots(codes_at: int, scales_at: int, rows: int, row: Floats) -> Floats:
+            q, s = quantise(row, group)
+            scales = part(np.float16, scales_at, rows, len(row) // group)
+            if layout.format.bits == 8:
+                return dots_q8(part(np.int8, codes_at, rows, len(row)), scales, q, s)
+            return dots_q4(part(np.uint8, codes_at, rows, len(row) // 2), scales, q, s)
+
+        gate_up = dots(layout.gate_up_codes, layout.gate_up_scales, 2 * i, x)
+        return dots(layout.down_codes, layout.down_scales, h, gate(gate_up[:i], gate_up[i:]))
 
 
 def combine(weights: Floats, y: Floats) -> Floats:

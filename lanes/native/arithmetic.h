@@ -13,29 +13,31 @@ namespace experts {
 
 constexpr int kTile = 4;       // activations that share one pass over the codes
 constexpr int kChains = 8;     // chains of a dot; also the groups of one vector step
-constexpr int kGateRows = 64;  // intermediate elements of one gate-up unit: whole groups of either format
+constexpr int kGateRows = 64;  // intermediate elements of one gate-up unit: whole groups of every format
 
 // A quantised activation row, made for one pass of dots:
-//   int8 q in blocks of 128 elements that match 64 bytes of codes: first the 64 elements of the low nibbles, then those
-//   of the high ones; fp32 scale per group; int32 8 * sum(q) per group. Padded with zeros to a multiple of eight
-//   groups.
+//   int8 q: for q8 in plain order, for q4 in blocks of 128 elements that match 64 bytes of codes, first the 64 elements
+//   of the low nibbles, then those of the high ones; fp32 scale per group; int32 bias * sum(q) per group. Padded with
+//   zeros to a multiple of eight groups.
 struct Shape {
-  int k, group, groups, padded_groups;
+  int k, group, bits, groups, padded_groups;
   int scale_offset, correction_offset, bytes;  // inside the row
 
-  static Shape of(int k, int group) {
+  static Shape of(int k, int group, int bits) {
     Shape s;
-    s.k = k, s.group = group, s.groups = k / group;
+    s.k = k, s.group = group, s.bits = bits, s.groups = k / group;
     s.padded_groups = (s.groups + kChains - 1) / kChains * kChains;
     s.scale_offset = s.padded_groups * group;
     s.correction_offset = s.scale_offset + 4 * s.padded_groups;
     s.bytes = (s.correction_offset + 4 * s.padded_groups + 63) / 64 * 64;
     return s;
   }
-  int code_bytes() const { return k / 2; }  // of a weight row
+  int bias() const { return 1 << (bits - 1); }     // what makes a code unsigned: 8 or 128
+  int code_bytes() const { return k * bits / 8; }  // of a weight row
   int scale_bytes() const { return 2 * groups; }
   // Where element j (0..G-1) of a group has its q.
   int q_offset(int g, int j) const {
+    if (bits == 8) return g * group + j;
     const int half = group / 2, byte = g * half + j % half;
     return byte / 64 * 128 + byte % 64 + (j < half ? 0 : 64);
   }

@@ -1,9 +1,13 @@
 // docs/expert-arithmetic.md with AVX2, FMA and F16C: desks and older servers. The fp32 records of the AVX-512 path too.
 //
-// One step takes eight groups of one weight row and ends in one vector whose lane c is chain c. maddubs adds two
-// products of a nibble and an int8, at most 2 * 15 * 127 = 3,810; low and high nibbles together are at most 7,620, and
-// after one pairwise madd 15,240, which fits 16 bits and can be packed again (30,480 after the next): nothing
-// saturates.
+// One step takes eight groups of one weight row and ends in one vector whose lane c is chain c.
+//
+// q4: maddubs adds two products of a nibble and an int8, at most 2 * 15 * 127 = 3,810; low and high nibbles together
+// are at most 7,620, and after one pairwise madd 15,240, which fits 16 bits and can be packed again (30,480 after the
+// next): nothing saturates.
+//
+// q8: maddubs wants one side unsigned, so it takes |w| and q with the sign of w: at most 2 * 128 * 127 = 32,512 (abs
+// of -128 is 128 unsigned; q is never -128). What follows is in 32 bits.
 //
 // Invariant: loads touch no byte behind a row's last code or scale.
 #include "arithmetic.h"
@@ -46,7 +50,7 @@ INLINE __m256i products(const uint8_t* codes, int left, const uint8_t* q, int v)
   return _mm256_add_epi16(_mm256_maddubs_epi16(low, load(at)), _mm256_maddubs_epi16(high, load(at + 64)));
 }
 
-// Sums of n * q of eight groups; `left` code bytes are there.
+// Sums of n * q of eight groups of nibbles; `left` code bytes are there.
 template <int G, bool Whole>
 INLINE __m256i group_sums(const uint8_t* codes, int left, const uint8_t* q) {
   const __m256i ones = _mm256_set1_epi16(1);
@@ -69,7 +73,52 @@ INLINE __m256i group_sums(const uint8_t* codes, int left, const uint8_t* q) {
   }
 }
 
-template <int G, bool Whole>
+// Sums of w * q of group g, in eight lanes; zero where the row has no such group.
+template <bool Whole>
+INLINE __m256i products_q8(const uint8_t* codes, int left, const uint8_t* q, int g) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i sum[2];
+  for (int v = 0; v < 2; ++v) {
+    const __m256i w = load_codes<Whole>(codes + 64 * g + 32 * v, left - 64 * g);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(load(q + 64 * g + 32 * v), w));
+    sum[v] = _mm256_madd_epi16(pairs, ones);
+  }
+  return _mm256_add_epi32(sum[0], sum[1]);
+}
+
+// [x0 + x2, x1 + x3, y0 + y2, y1 + y3] in each 128-bit lane.
+INLINE __m256i halve(__m256i x, __m256i y) {
+  return _mm256_add_epi32(_mm256_blend_epi32(x, y, 0xcc), _mm256_alignr_epi8(y, x, 8));
+}
+
+template <bool Whole>
+INLINE __m256i group_sums_q8(const uint8_t* codes, int left, const uint8_t* q) {
+  __m256i four[2];  // groups 0..3, groups 4..7, each in either 128-bit lane
+  for (int i = 0; i < 2; ++i) {
+    const __m256i g01 =
+        halve(products_q8<Whole>(codes, left, q, 4 * i), products_q8<Whole>(codes, left, q, 4 * i + 1));
+    const __m256i g23 =
+        halve(products_q8<Whole>(codes, left, q, 4 * i + 2), products_q8<Whole>(codes, left, q, 4 * i + 3));
+    four[i] = _mm256_hadd_epi32(g01, g23);
+  }
+  return _mm256_add_epi32(_mm256_permute2x128_si256(four[0], four[1], 0x20),
+                          _mm256_permute2x128_si256(four[0], four[1], 0x31));
+}
+
+// The exact integers d of eight groups, as fp32.
+template <int G, int Bits, bool Whole>
+INLINE __m256 group_dots(const Shape& s, int g, const uint8_t* codes, const uint8_t* row) {
+  constexpr int bytes = G * Bits / 8;  // of a group's codes
+  const int left = (s.groups - g) * bytes;
+  if constexpr (Bits == 8) {
+    return _mm256_cvtepi32_ps(group_sums_q8<Whole>(codes + g * bytes, left, row + g * G));
+  } else {
+    const __m256i sums = group_sums<G, Whole>(codes + g * bytes, left, row + g * G);
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(sums, load(row + s.correction_offset + 4 * g)));
+  }
+}
+
+template <int G, int Bits, bool Whole>
 INLINE void step(const Shape& s, int g, const uint8_t* codes, const uint8_t* scales, const uint8_t* const* activations,
                  int tile, __m256* chains) {
   alignas(16) uint8_t some[16] = {};
@@ -77,8 +126,7 @@ INLINE void step(const Shape& s, int g, const uint8_t* codes, const uint8_t* sca
   const __m256 w = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(Whole ? scales + 2 * g : some)));
   for (int m = 0; m < tile; ++m) {
     const uint8_t* row = activations[m];
-    const __m256i sums = group_sums<G, Whole>(codes + g * (G / 2), (s.groups - g) * (G / 2), row + g * G);
-    const __m256 d = _mm256_cvtepi32_ps(_mm256_sub_epi32(sums, load(row + s.correction_offset + 4 * g)));
+    const __m256 d = group_dots<G, Bits, Whole>(s, g, codes, row);
     const __m256 xs = _mm256_loadu_ps(reinterpret_cast<const float*>(row + s.scale_offset + 4 * g));
     chains[m] = _mm256_fmadd_ps(d, _mm256_mul_ps(w, xs), chains[m]);
   }
@@ -90,7 +138,7 @@ INLINE float tree(__m256 a) {
   return _mm_cvtss_f32(_mm_add_ss(u, _mm_movehdup_ps(u)));
 }
 
-template <int G, int Tile>
+template <int G, int Bits, int Tile>
 TARGET void dots_tile(const Shape& s, const RowPairs& rows, const uint8_t* const* activations, const DotsOut& out) {
   const int64_t code_stride = int64_t{rows.stride} * s.code_bytes(),
                 scale_stride = int64_t{rows.stride} * s.scale_bytes();
@@ -106,12 +154,12 @@ TARGET void dots_tile(const Shape& s, const RowPairs& rows, const uint8_t* const
     for (int m = 0; m < Tile; ++m) chains_a[m] = chains_b[m] = _mm256_setzero_ps();
     int g = 0;
     for (; g < whole; g += kChains) {
-      step<G, true>(s, g, a, sa, activations, Tile, chains_a);
-      step<G, true>(s, g, b, sb, activations, Tile, chains_b);
+      step<G, Bits, true>(s, g, a, sa, activations, Tile, chains_a);
+      step<G, Bits, true>(s, g, b, sb, activations, Tile, chains_b);
     }
     if (g < s.groups) {
-      step<G, false>(s, g, a, sa, activations, Tile, chains_a);
-      step<G, false>(s, g, b, sb, activations, Tile, chains_b);
+      step<G, Bits, false>(s, g, a, sa, activations, Tile, chains_a);
+      step<G, Bits, false>(s, g, b, sb, activations, Tile, chains_b);
     }
     for (int m = 0; m < Tile; ++m) {
       out.a[m][i * out.step] = tree(chains_a[m]);
@@ -120,23 +168,24 @@ TARGET void dots_tile(const Shape& s, const RowPairs& rows, const uint8_t* const
   }
 }
 
-template <int G>
-TARGET void dots_group(const Shape& s, const RowPairs& rows, const uint8_t* const* activations, int tile,
-                       const DotsOut& out) {
+template <int G, int Bits>
+TARGET void dots_format(const Shape& s, const RowPairs& rows, const uint8_t* const* activations, int tile,
+                        const DotsOut& out) {
   switch (tile) {
     case 1:
-      return dots_tile<G, 1>(s, rows, activations, out);
+      return dots_tile<G, Bits, 1>(s, rows, activations, out);
     case 2:
-      return dots_tile<G, 2>(s, rows, activations, out);
+      return dots_tile<G, Bits, 2>(s, rows, activations, out);
     case 3:
-      return dots_tile<G, 3>(s, rows, activations, out);
+      return dots_tile<G, Bits, 3>(s, rows, activations, out);
     default:
-      return dots_tile<G, 4>(s, rows, activations, out);
+      return dots_tile<G, Bits, 4>(s, rows, activations, out);
   }
 }
 
 void dots(const Shape& s, const RowPairs& rows, const uint8_t* const* activations, int tile, const DotsOut& out) {
-  (s.group == 64 ? dots_group<64> : dots_group<32>)(s, rows, activations, tile, out);
+  const auto format = s.bits == 8 ? dots_format<64, 8> : s.group == 64 ? dots_format<64, 4> : dots_format<32, 4>;
+  format(s, rows, activations, tile, out);
 }
 
 // Rows of fp32 weights; `Rows` of them at once, because one row's fma chain waits for itself.
@@ -182,7 +231,7 @@ TARGET void quantise(const Shape& s, int first, int count, const float* x, uint8
     alignas(32) int32_t sums[8], total = 0;
     _mm256_store_si256(reinterpret_cast<__m256i*>(sums), sum);
     for (int32_t v : sums) total += v;
-    scale.store(s, g, 8 * total, row);
+    scale.store(s, g, s.bias() * total, row);
   }
 }
 

@@ -1,15 +1,20 @@
 // docs/expert-arithmetic.md with AVX-512 and VNNI: the path of servers.
 //
 // One step takes eight groups of two weight rows (a, b) and ends in one vector whose lane c is chain c of row a and
-// lane 8 + c chain c of row b, so the canonical order costs one fma a step:
+// lane 8 + c chain c of row b, so the canonical order costs one fma a step. q4:
 //
 //   64 code bytes --and, shift--> low and high nibbles --dpbusd with q--> 16 partial sums of four low and four high
 //   products, at most 8 * 15 * 127 = 15,240, which fits 16 bits: two such vectors are packed to 16 bits and adjacent
 //   lanes added by madd with ones (two instructions; a shuffle and an add in 32 bits take three). A second round fits
 //   as well (30,480). What is left are sums of 128-bit lanes, which the last shuffle brings into group order.
 //
+// q8: 64 code bytes are one group. dpbusd wants one side unsigned, so it takes w + 128 (the top bit flipped) and the
+// row's correction takes 128 * sum(q) off again: at most 64 * 255 * 127, exact in 32 bits, for w = -128 too.
+//
 // Invariant: loads touch no byte behind a row's last code or scale (masked in the last step).
 #include "arithmetic.h"
+
+#include <type_traits>
 
 #if defined(__x86_64__)
 
@@ -28,24 +33,31 @@ namespace {
 constexpr int kAhead = 4096;  // bytes of codes prefetched ahead: a page, further than the hardware looks
 constexpr int kScalesAhead = 512;
 
-template <int G>
-constexpr int kVectors = G / 16;  // 64-byte vectors of codes per row and step
+template <int G, int Bits>
+constexpr int kVectors = G * Bits / 64;  // 64-byte vectors of codes per row and step
 
 INLINE __m512i merge(__m512i a, __m512i b) { return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1)); }
 
 // The nibbles of one row's step.
 template <int G>
 struct Nibbles {
-  __m512i low[kVectors<G>], high[kVectors<G>];
+  __m512i low[kVectors<G, 4>], high[kVectors<G, 4>];
 };
+
+// 64 bytes of codes, the v-th of the step, as far as they are there.
+template <bool Whole>
+INLINE __m512i load_vector(const uint8_t* codes, int bytes, int v) {
+  if (Whole) return _mm512_loadu_si512(codes + 64 * v);
+  const int there = bytes - 64 * v;  // a multiple of 16
+  const auto words = there >= 64 ? __mmask16(0xffff) : there <= 0 ? __mmask16(0) : __mmask16((1u << (there / 4)) - 1);
+  return _mm512_maskz_loadu_epi32(words, codes + 64 * v);
+}
 
 template <int G, bool Whole>
 INLINE void load_codes(Nibbles<G>& n, const uint8_t* codes, int bytes) {
   const __m512i mask = _mm512_set1_epi8(15);
-  for (int v = 0; v < kVectors<G>; ++v) {
-    const int there = bytes - 64 * v;  // a multiple of 16
-    const auto words = there >= 64 ? __mmask16(0xffff) : there <= 0 ? __mmask16(0) : __mmask16((1u << (there / 4)) - 1);
-    const __m512i packed = Whole ? _mm512_loadu_si512(codes + 64 * v) : _mm512_maskz_loadu_epi32(words, codes + 64 * v);
+  for (int v = 0; v < kVectors<G, 4>; ++v) {
+    const __m512i packed = load_vector<Whole>(codes, bytes, v);
     n.low[v] = _mm512_and_si512(packed, mask);
     n.high[v] = _mm512_and_si512(_mm512_srli_epi16(packed, 4), mask);
   }
@@ -77,6 +89,44 @@ INLINE __m512i group_sums(const Nibbles<G>& a, const Nibbles<G>& b, const uint8_
   }
 }
 
+// The codes of one row's step, plus 128: a group each.
+struct Bytes {
+  __m512i groups[8];
+};
+
+template <int, bool Whole>
+INLINE void load_codes(Bytes& n, const uint8_t* codes, int bytes) {
+  for (int v = 0; v < 8; ++v)
+    n.groups[v] = _mm512_xor_si512(load_vector<Whole>(codes, bytes, v), _mm512_set1_epi8(-128));
+}
+
+// [x0 + x2, x1 + x3, y0 + y2, y1 + y3] in each 128-bit lane.
+INLINE __m512i halve(__m512i x, __m512i y) {
+  return _mm512_add_epi32(_mm512_mask_blend_epi64(0xaa, x, y), _mm512_alignr_epi8(y, x, 8));
+}
+
+// Sums of (w + 128) * q of groups v..v+3: one lane each in every 128-bit lane.
+INLINE __m512i four_groups(const Bytes& n, const uint8_t* q, int v) {
+  __m512i sums[4];
+  for (int i = 0; i < 4; ++i)
+    sums[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), n.groups[v + i], _mm512_loadu_si512(q + 64 * (v + i)));
+  const __m512 x = _mm512_castsi512_ps(halve(sums[0], sums[1])), y = _mm512_castsi512_ps(halve(sums[2], sums[3]));
+  return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(x, y, 0x88)),
+                          _mm512_castps_si512(_mm512_shuffle_ps(x, y, 0xdd)));
+}
+
+// [x0 + x2, x1 + x3, y0 + y2, y1 + y3] of 128-bit lanes.
+INLINE __m512i halve_lanes(__m512i x, __m512i y) {
+  return _mm512_add_epi32(_mm512_mask_blend_epi64(0xf0, x, y), _mm512_shuffle_i64x2(x, y, 0x4e));
+}
+
+template <int>
+INLINE __m512i group_sums(const Bytes& a, const Bytes& b, const uint8_t* q) {
+  const __m512i x = halve_lanes(four_groups(a, q, 0), four_groups(a, q, 4));
+  const __m512i y = halve_lanes(four_groups(b, q, 0), four_groups(b, q, 4));
+  return _mm512_add_epi32(_mm512_shuffle_i64x2(x, y, 0x88), _mm512_shuffle_i64x2(x, y, 0xdd));
+}
+
 // The scales of eight groups of row a, then of row b.
 template <bool Whole>
 INLINE __m512 load_scales(const uint8_t* a, const uint8_t* b, int groups) {
@@ -86,13 +136,14 @@ INLINE __m512 load_scales(const uint8_t* a, const uint8_t* b, int groups) {
   return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1));
 }
 
-template <int G, int Tile, bool Whole>
+template <int G, int Bits, int Tile, bool Whole>
 INLINE void step(const Shape& s, int g, const uint8_t* const* codes, const uint8_t* const* scales,
                  const uint8_t* const* activations, __m512* chains) {
-  Nibbles<G> a, b;
-  const int left = s.groups - g, byte = g * (G / 2);
-  load_codes<G, Whole>(a, codes[0] + byte, left * (G / 2));
-  load_codes<G, Whole>(b, codes[1] + byte, left * (G / 2));
+  std::conditional_t<Bits == 8, Bytes, Nibbles<G>> a, b;
+  constexpr int bytes = G * Bits / 8;  // of a group's codes
+  const int left = s.groups - g;
+  load_codes<G, Whole>(a, codes[0] + g * bytes, left * bytes);
+  load_codes<G, Whole>(b, codes[1] + g * bytes, left * bytes);
   const __m512 w = load_scales<Whole>(scales[0] + 2 * g, scales[1] + 2 * g, Whole ? 8 : left);
   for (int m = 0; m < Tile; ++m) {
     const uint8_t* row = activations[m];
@@ -106,10 +157,11 @@ INLINE void step(const Shape& s, int g, const uint8_t* const* codes, const uint8
   }
 }
 
-template <int G, int Tile>
+template <int G, int Bits, int Tile>
 TARGET void dots_tile(const Shape& s, const RowPairs& rows, const uint8_t* const* activations, const DotsOut& out) {
   const int64_t code_stride = int64_t{rows.stride} * s.code_bytes(),
                 scale_stride = int64_t{rows.stride} * s.scale_bytes();
+  constexpr int bytes = G * Bits / 8;  // of a group's codes
   const int whole = s.groups / kChains * kChains;
   for (int i = 0; i < rows.count; ++i) {
     const uint8_t* const codes[2] = {rows.codes_a + i * code_stride, rows.codes_b + i * code_stride};
@@ -120,18 +172,18 @@ TARGET void dots_tile(const Shape& s, const RowPairs& rows, const uint8_t* const
     for (int m = 0; m < Tile; ++m) chains[m] = _mm512_setzero_ps();
     int g = 0;
     for (; g < whole; g += kChains) {
-      for (int v = 0; v < kVectors<G>; ++v) {
-        _mm_prefetch(codes[0] + g * (G / 2) + 64 * v + kAhead, _MM_HINT_T0);
-        _mm_prefetch(codes[1] + g * (G / 2) + 64 * v + kAhead, _MM_HINT_T0);
+      for (int v = 0; v < kVectors<G, Bits>; ++v) {
+        _mm_prefetch(codes[0] + g * bytes + 64 * v + kAhead, _MM_HINT_T0);
+        _mm_prefetch(codes[1] + g * bytes + 64 * v + kAhead, _MM_HINT_T0);
       }
-      step<G, Tile, true>(s, g, codes, scales, activations, chains);
+      step<G, Bits, Tile, true>(s, g, codes, scales, activations, chains);
     }
     if (g < s.groups) {
-      for (int byte = g * (G / 2); byte < s.code_bytes(); byte += 64) {
+      for (int byte = g * bytes; byte < s.code_bytes(); byte += 64) {
         _mm_prefetch(codes[0] + byte + kAhead, _MM_HINT_T0);
         _mm_prefetch(codes[1] + byte + kAhead, _MM_HINT_T0);
       }
-      step<G, Tile, false>(s, g, codes, scales, activations, chains);
+      step<G, Bits, Tile, false>(s, g, codes, scales, activations, chains);
     }
     for (int m = 0; m < Tile; ++m) {
       const __m512 t = _mm512_add_ps(chains[m], _mm512_shuffle_f32x4(chains[m], chains[m], 0xb1));
@@ -143,23 +195,24 @@ TARGET void dots_tile(const Shape& s, const RowPairs& rows, const uint8_t* const
   }
 }
 
-template <int G>
-TARGET void dots_group(const Shape& s, const RowPairs& rows, const uint8_t* const* activations, int tile,
-                       const DotsOut& out) {
+template <int G, int Bits>
+TARGET void dots_format(const Shape& s, const RowPairs& rows, const uint8_t* const* activations, int tile,
+                        const DotsOut& out) {
   switch (tile) {
     case 1:
-      return dots_tile<G, 1>(s, rows, activations, out);
+      return dots_tile<G, Bits, 1>(s, rows, activations, out);
     case 2:
-      return dots_tile<G, 2>(s, rows, activations, out);
+      return dots_tile<G, Bits, 2>(s, rows, activations, out);
     case 3:
-      return dots_tile<G, 3>(s, rows, activations, out);
+      return dots_tile<G, Bits, 3>(s, rows, activations, out);
     default:
-      return dots_tile<G, 4>(s, rows, activations, out);
+      return dots_tile<G, Bits, 4>(s, rows, activations, out);
   }
 }
 
 void dots(const Shape& s, const RowPairs& rows, const uint8_t* const* activations, int tile, const DotsOut& out) {
-  (s.group == 64 ? dots_group<64> : dots_group<32>)(s, rows, activations, tile, out);
+  const auto format = s.bits == 8 ? dots_format<64, 8> : s.group == 64 ? dots_format<64, 4> : dots_format<32, 4>;
+  format(s, rows, activations, tile, out);
 }
 
 TARGET void quantise(const Shape& s, int first, int count, const float* x, uint8_t* row) {
@@ -177,7 +230,7 @@ TARGET void quantise(const Shape& s, int first, int count, const float* x, uint8
       sum = _mm512_add_epi32(sum, q);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(row + s.q_offset(g, j)), _mm512_cvtepi32_epi8(q));
     }
-    scale.store(s, g, 8 * _mm512_reduce_add_epi32(sum), row);
+    scale.store(s, g, s.bias() * _mm512_reduce_add_epi32(sum), row);
   }
 }
 

@@ -54,7 +54,7 @@ struct Run {
 void pad(const Shape& s, uint8_t* row) {
   for (int g = s.groups; g < s.padded_groups; ++g) {
     memset(row + s.q_offset(g, 0), 0, s.group / 2);
-    memset(row + s.q_offset(g, 0) + 64, 0, s.group / 2);
+    memset(row + s.q_offset(g, s.group / 2), 0, s.group / 2);
     memset(row + s.scale_offset + 4 * g, 0, 4);
     memset(row + s.correction_offset + 4 * g, 0, 4);
   }
@@ -66,7 +66,7 @@ void quantise_row(Run& run, int row) {
   pad(run.in, to);
 }
 
-void gate_up_q4(Run& run, const Job& job, int first, int count) {
+void gate_up_quantised(Run& run, const Job& job, int first, int count) {
   const expert_layout& l = run.layout;
   alignas(64) float g[kTile][kGateRows], u[kTile][kGateRows], h[kGateRows];
   const int64_t codes = run.in.code_bytes(), scales = run.in.scale_bytes();
@@ -101,7 +101,7 @@ void gate_up_f32(Run& run, const Job& job, int first, int count) {
   }
 }
 
-void down_q4(Run& run, const Job& job, int first, int count) {
+void down_quantised(Run& run, const Job& job, int first, int count) {
   const expert_layout& l = run.layout;
   const int64_t codes = run.mid.code_bytes(), scales = run.mid.scale_bytes();
   const uint8_t* c = job.record + l.down_codes + first * codes;
@@ -136,14 +136,14 @@ void expert_unit(void* opaque, uint32_t unit) {
     Job& job = run.jobs[unit / run.gate_units];
     const int first = unit % run.gate_units * kGateRows;
     const int count = std::min(kGateRows, run.layout.intermediate - first);
-    (run.group ? gate_up_q4 : gate_up_f32)(run, job, first, count);
+    (run.group ? gate_up_quantised : gate_up_f32)(run, job, first, count);
     if (job.left.fetch_sub(1) == 1) run.ready.wake_all(job.left);
   } else {
     Job& job = run.jobs[(unit - gate_units) / run.down_units];
     const int first = (unit - gate_units) % run.down_units * kDownRows;
     const int count = std::min(kDownRows, run.layout.hidden - first);
     run.ready.until_equal(job.left, 0);
-    (run.group ? down_q4 : down_f32)(run, job, first, count);
+    (run.group ? down_quantised : down_f32)(run, job, first, count);
   }
 }
 
@@ -233,7 +233,8 @@ EXPORT int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jo
     run.down_units = (layout->hidden + kDownRows - 1) / kDownRows;
     const size_t held = std::min(pairs, kBatchPairs);
     if (run.group) {
-      run.in = Shape::of(layout->hidden, run.group), run.mid = Shape::of(layout->intermediate, run.group);
+      const int bits = bits_of(*layout);
+      run.in = Shape::of(layout->hidden, run.group, bits), run.mid = Shape::of(layout->intermediate, run.group, bits);
       run.x_rows = pool->x_rows.at_least(size_t(rows) * run.in.bytes);
       run.mid_rows = pool->mid_rows.at_least(held * run.mid.bytes);
       const auto unit = [](void* run, uint32_t row) { quantise_row(*static_cast<Run*>(run), static_cast<int>(row)); };

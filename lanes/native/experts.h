@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 typedef struct {
-  int32_t format;        // 1 f32, 2 q4g64, 3 q4g32
+  int32_t format;        // 1 f32, 2 q4g64, 3 q4g32, 4 q8
   int32_t hidden;        // H
   int32_t intermediate;  // I
   int32_t reserved;

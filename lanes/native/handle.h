@@ -34,21 +34,23 @@ struct Buffer {
   }
 };
 
-inline int group_of(const expert_layout& l) { return l.format == 2 ? 64 : l.format == 3 ? 32 : 0; }
+inline int group_of(const expert_layout& l) { return l.format == 1 ? 0 : l.format == 3 ? 32 : 64; }
+inline int bits_of(const expert_layout& l) { return l.format == 1 ? 32 : l.format == 4 ? 8 : 4; }
 
 inline bool part_fits(const expert_layout& l, int64_t offset, int64_t bytes, int64_t alignment) {
   return offset >= 0 && offset % alignment == 0 && bytes <= l.record_bytes && offset <= l.record_bytes - bytes;
 }
 
 inline bool valid(const expert_layout* l) {
-  if (!l || l->format < 1 || l->format > 3 || l->hidden < 1 || l->hidden > kMaxSize || l->intermediate < 1 ||
+  if (!l || l->format < 1 || l->format > 4 || l->hidden < 1 || l->hidden > kMaxSize || l->intermediate < 1 ||
       l->intermediate > kMaxSize)
     return false;
   const int64_t h = l->hidden, i = l->intermediate;
   const int group = group_of(*l);
-  if (!group) return part_fits(*l, l->gate_up_codes, 8 * i * h, 4) && part_fits(*l, l->down_codes, 4 * h * i, 4);
-  return h % group == 0 && i % group == 0 && part_fits(*l, l->gate_up_codes, i * h, 1) &&
-         part_fits(*l, l->down_codes, h * i / 2, 1) && part_fits(*l, l->gate_up_scales, 4 * i * (h / group), 2) &&
+  const int64_t codes = h * i * bits_of(*l) / 8;  // of the down matrix
+  if (!group) return part_fits(*l, l->gate_up_codes, 2 * codes, 4) && part_fits(*l, l->down_codes, codes, 4);
+  return h % group == 0 && i % group == 0 && part_fits(*l, l->gate_up_codes, 2 * codes, 1) &&
+         part_fits(*l, l->down_codes, codes, 1) && part_fits(*l, l->gate_up_scales, 4 * i * (h / group), 2) &&
          part_fits(*l, l->down_scales, 2 * h * (i / group), 2);
 }
 

@@ -43,6 +43,7 @@ void read_unit(void* opaque, uint32_t unit) {
   const int64_t piece = unit % r.units;
   uint64_t sum = 0;
   for (const auto& [offset, bytes] : r.parts) {
+    if (!bytes) continue;
     const int64_t lines = bytes / 64, from = lines * piece / r.units, to = lines * (piece + 1) / r.units;
     sum ^= r.isa->read(record + offset + 64 * from, 64 * (to - from));
   }
@@ -70,17 +71,13 @@ EXPORT int expert_read(expert_pool* pool, const expert_layout* layout, int32_t j
   if (!pool || !valid(layout) || !valid(jobs, records) || !sum) return EXPERT_BAD_ARGUMENT;
   const int64_t h = layout->hidden, i = layout->intermediate;
   const int group = group_of(*layout);
+  const int64_t codes = h * i * bits_of(*layout) / 8;  // of the down matrix
   Read run{pool->isa, records, {}, 16};
-  if (group) {
-    const int64_t parts[4][2] = {{layout->gate_up_codes, i * h},
-                                 {layout->gate_up_scales, 4 * i * (h / group)},
-                                 {layout->down_codes, i * h / 2},
-                                 {layout->down_scales, 2 * h * (i / group)}};
-    memcpy(run.parts, parts, sizeof parts);
-  } else {
-    const int64_t parts[4][2] = {{layout->gate_up_codes, 8 * i * h}, {layout->down_codes, 4 * i * h}, {0, 0}, {0, 0}};
-    memcpy(run.parts, parts, sizeof parts);
-  }
+  const int64_t parts[4][2] = {{layout->gate_up_codes, 2 * codes},
+                               {layout->gate_up_scales, group ? 4 * i * (h / group) : 0},
+                               {layout->down_codes, codes},
+                               {layout->down_scales, group ? 2 * h * (i / group) : 0}};
+  memcpy(run.parts, parts, sizeof parts);
   const std::lock_guard<std::mutex> alone(pool->pool.callers);
   pool->pool.run(read_unit, &run, static_cast<uint32_t>(jobs) * run.units);
   *sum = run.sum.load();

@@ -33,7 +33,7 @@ void quantise(const Shape& s, int first, int count, const float* x, uint8_t* row
       q[s.q_offset(g, j)] = v;
       sum += v;
     }
-    scale.store(s, g, 8 * sum, row);
+    scale.store(s, g, s.bias() * sum, row);
   }
 }
 
@@ -48,13 +48,18 @@ float dot(const Shape& s, const uint8_t* codes, const uint8_t* scales, const uin
   const auto* q = reinterpret_cast<const int8_t*>(row);
   const auto* scale = reinterpret_cast<const float*>(row + s.scale_offset);
   const auto* correction = reinterpret_cast<const int32_t*>(row + s.correction_offset);
-  const int half = s.group / 2;
+  const int half = s.group / 2, stride = s.group * s.bits / 8;
   float chain[kChains] = {};
   for (int g = 0; g < s.groups; ++g) {
-    int32_t d = -correction[g];
-    const uint8_t* code = codes + g * half;
-    const int8_t* low = q + s.q_offset(g, 0);
-    for (int j = 0; j < half; ++j) d += (code[j] & 15) * low[j] + (code[j] >> 4) * low[j + 64];
+    int32_t d = 0;
+    const uint8_t* code = codes + g * stride;
+    const int8_t* at = q + s.q_offset(g, 0);
+    if (s.bits == 8) {
+      for (int j = 0; j < s.group; ++j) d += static_cast<int8_t>(code[j]) * at[j];
+    } else {
+      for (int j = 0; j < half; ++j) d += (code[j] & 15) * at[j] + (code[j] >> 4) * at[j + 64];
+      d -= correction[g];
+    }
     const float ws = f32_of_f16(scales + 2 * g) * scale[g];
     chain[g % kChains] = std::fma(static_cast<float>(d), ws, chain[g % kChains]);
   }

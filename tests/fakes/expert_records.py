@@ -15,7 +15,8 @@ def aligned(size_bytes: int) -> np.ndarray:
 
 
 def fill(record: np.ndarray, layout: RecordLayout, rng: np.random.Generator, *, hostile: bool = False) -> None:
-    """Random weights in place; hostile: fp16 scales of any bit pattern, fp32 weights of any magnitude."""
+    """Random weights in place; hostile: fp16 scales of any bit pattern, fp32 weights of any magnitude,
+    int8 codes at their ends and the -128 that no converter writes."""
     h, i, group = layout.hidden, layout.intermediate, layout.format.group
 
     def part(offset: int, count: int, dtype: type) -> np.ndarray:
@@ -26,8 +27,16 @@ def fill(record: np.ndarray, layout: RecordLayout, rng: np.random.Generator, *, 
             w = rng.standard_normal(count) * 0.1
             part(offset, count, np.float32)[:] = w * 10.0 ** rng.integers(-30, 8, count) if hostile else w
         return
-    for offset, count in ((layout.gate_up_codes, i * h), (layout.down_codes, h * i // 2)):
-        part(offset, count, np.uint8)[:] = rng.integers(0, 256, count)
+    for offset, elements in ((layout.gate_up_codes, 2 * i * h), (layout.down_codes, h * i)):
+        count = elements * layout.format.bits // 8
+        codes = part(offset, count, np.uint8)
+        codes[:] = rng.integers(0, 256, count)
+        if layout.format.bits == 8:
+            signed = codes.view(np.int8)
+            signed[signed == -128] = 127
+            if hostile:
+                ends = rng.random(count) < rng.choice([0.01, 0.5, 1])
+                signed[ends] = rng.choice(np.array([-128, -127, 127], np.int8), int(ends.sum()))
     for offset, count in ((layout.gate_up_scales, 2 * i * h // group), (layout.down_scales, h * i // group)):
         if hostile:
             bits = rng.integers(0, 1 << 16, count, dtype=np.uint16)

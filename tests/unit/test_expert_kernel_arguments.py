@@ -12,7 +12,7 @@ import pytest
 from lanes.errors import NativeKernelFailed, NativeKernelUnavailable
 from lanes.experts import native
 from lanes.experts.native import ISAS, ExpertKernel
-from shared_experts.layout import F32, Q4G32, Q4G64, RecordLayout
+from shared_experts.layout import F32, Q4G32, Q4G64, Q8, RecordLayout
 from tests.fakes.expert_records import activations, addresses, records
 
 LAYOUT = RecordLayout.of(Q4G64, 128, 64)
@@ -81,6 +81,8 @@ def test_a_null_or_crooked_address_is_refused(call):
         {"down_codes": LAYOUT.record_bytes - 128 * 32 + 1},
         {"gate_up_codes": LAYOUT.record_bytes - 128 * 64 + 1},
         {"gate_up_scales": LAYOUT.record_bytes - 4 * 64 * 2 + 2},
+        {"format": Q8, "record_bytes": LAYOUT.record_bytes - 4},
+        {"format": dataclasses.replace(Q8, id=5)}, {"format": dataclasses.replace(Q8, id=0)},
     ],
 )  # fmt: skip
 def test_a_layout_that_leaves_its_record_is_refused(call, change):
@@ -101,7 +103,9 @@ def test_parts_may_end_with_the_record(call):
         {"down_codes": LAYOUT.record_bytes - 128 * 32},
         {"gate_up_codes": LAYOUT.record_bytes - 128 * 64},
         {"gate_up_scales": LAYOUT.record_bytes - 4 * 64 * 2},
+        {"format": Q8},  # twice the codes: either matrix then ends exactly with the record
     ):
+        assert LAYOUT.record_bytes == 2 * 64 * 128 == LAYOUT.down_codes + 64 * 128
         call.layout = dataclasses.replace(LAYOUT, **change)
         call.run()
 
@@ -161,14 +165,13 @@ def test_threads_and_cores():
     assert ExpertKernel(LAYOUT, cores=[0, 0], threads=2).threads == 2
 
 
-def test_the_instruction_set_is_chosen(monkeypatch):
-    assert ExpertKernel(LAYOUT).isa == BEST
+def test_the_instruction_set_is_the_argument_whatever_the_environment_says(monkeypatch):
     monkeypatch.setenv("EXPERT_ISA", "scalar")
-    assert ExpertKernel(LAYOUT).isa == "scalar"
-    assert ExpertKernel(LAYOUT, isa=BEST).isa == BEST
-    monkeypatch.setenv("EXPERT_ISA", "sse9")
-    with pytest.raises(NativeKernelUnavailable, match="'sse9' is none of scalar, avx2, avx512"):
-        ExpertKernel(LAYOUT)
+    assert ExpertKernel(LAYOUT).isa == BEST
+    assert ExpertKernel(LAYOUT, isa="scalar").isa == "scalar"
+    for wrong in ("sse9", ""):
+        with pytest.raises(ValueError, match=f"'{wrong}' is none of scalar, avx2, avx512"):
+            ExpertKernel(LAYOUT, isa=wrong)
 
 
 class Refusing:
@@ -274,6 +277,7 @@ def test_nothing_is_read_behind_a_record(isa):
     sizes = {
         "q4g64": [(64, 64), (192, 320), (576, 704)],
         "q4g32": [(32, 32), (96, 160), (288, 352)],
+        "q8": [(64, 64), (192, 320), (576, 704)],
         "f32": [(1, 1), (9, 7), (33, 17)],
     }
     script = textwrap.dedent(GUARDED).format(SIZES=sizes, ISA=isa)
@@ -282,4 +286,4 @@ def test_nothing_is_read_behind_a_record(isa):
 
 
 def test_the_formats_are_those_of_the_layout():
-    assert [f.id for f in (F32, Q4G64, Q4G32)] == [1, 2, 3]
+    assert [f.id for f in (F32, Q4G64, Q4G32, Q8)] == [1, 2, 3, 4]

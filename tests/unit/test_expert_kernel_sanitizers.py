@@ -19,7 +19,9 @@ DRIVER = r"""
 static std::vector<float> call(expert_pool* pool, const expert_layout& l, int rows, unsigned seed) {
   // Every buffer has exactly its size, so that one byte too many is seen.
   std::vector<std::vector<uint8_t>> records(3, std::vector<uint8_t>(l.record_bytes));
-  for (auto& r : records) for (auto& b : r) b = rand_r(&seed) % 60;
+  // q4 codes of any value, q8 codes of both signs, scales that are finite.
+  for (auto& r : records)
+    for (auto& b : r) b = &b - r.data() < l.gate_up_scales ? rand_r(&seed) : rand_r(&seed) % 60;
   const uint8_t* at[3] = {records[0].data(), records[1].data(), records[2].data()};
   std::vector<int32_t> offsets = {0, rows, rows, 3 * rows}, index;
   for (int p = 0; p < 3 * rows; ++p) index.push_back(rand_r(&seed) % rows);
@@ -37,8 +39,8 @@ static std::vector<float> call(expert_pool* pool, const expert_layout& l, int ro
 }
 
 static expert_layout layout(int format, int h, int i) {
-  int g = format == 2 ? 64 : 32;
-  int64_t codes = int64_t(i) * h / 2;
+  int g = format == 3 ? 32 : 64;
+  int64_t codes = int64_t(i) * h / (format == 4 ? 1 : 2);
   if (format == 1) return {1, h, i, 0, 0, 8 * int64_t(i) * h, 0, 0, 12 * int64_t(i) * h};
   int64_t scales = 3 * codes;
   return {format, h, i, 0, 0, 2 * codes, scales, scales + 4 * i * (h / g), scales + 4 * i * (h / g) + 2 * h * (i / g)};
@@ -46,7 +48,8 @@ static expert_layout layout(int format, int h, int i) {
 
 int main() {
   for (int isa = 1; isa <= expert_best_isa(); ++isa)
-    for (const expert_layout& l : {layout(1, 21, 13), layout(2, 320, 704), layout(3, 288, 96), layout(3, 32, 32)})
+    for (const expert_layout& l : {layout(1, 21, 13), layout(2, 320, 704), layout(3, 288, 96), layout(3, 32, 32),
+                                   layout(4, 320, 704), layout(4, 64, 64)})
       for (int threads : {1, 3}) {
         expert_pool* pool;
         if (expert_pool_create(isa, nullptr, threads, &pool)) return 3;
