@@ -91,7 +91,7 @@ class Reader {
       ++queued;
     }
     counters_.prefetched += queued;
-    wake(queued);
+    wake(queued, lock);
   }
 
   bool get(const int64_t* ids, int64_t count, uint8_t* out, rows_fault* fault) {
@@ -109,7 +109,10 @@ class Reader {
         if (slot == kNone) break;
         pinned[end % window] = slot;
       }
-      wake(in_flight_ - std::min(before, in_flight_));
+      if (in_flight_ > before) {
+        wake(in_flight_ - before, lock);
+        lock.lock();
+      }
       if (begin == end) {  // every slot is being read for somebody else
         wait(lock, kNone);
         continue;
@@ -230,9 +233,12 @@ class Reader {
     counters_.wait_ns += std::chrono::nanoseconds(std::chrono::steady_clock::now() - began).count();
   }
 
-  void wake(uint32_t reads) {
-    if (reads >= idle_) {
-      if (idle_) work_.notify_all();
+  // Gives the lock back first: whoever wakes would only wait for it.
+  void wake(uint32_t reads, std::unique_lock<std::mutex>& lock) {
+    const uint32_t idle = idle_;
+    lock.unlock();
+    if (reads >= idle) {
+      if (idle) work_.notify_all();
       return;
     }
     for (; reads; --reads) work_.notify_one();
