@@ -18,7 +18,7 @@ import click
 
 from shared_experts.convert import convert
 from shared_experts.layout import DEFAULT_EXPERT_FORMAT, EXPERT_FORMATS
-from shared_experts.manifest import Manifest
+from shared_experts.manifest import NGRAM_FILE, Manifest
 from shared_experts.pack import Pack, Progress
 
 _FOLDER = click.Path(path_type=Path)
@@ -78,8 +78,11 @@ def inspect(path: Path, as_json: bool) -> None:
     click.echo(f"experts      {e.format}, {e.layers} layers{drafts} of {e.experts}, {e.hidden} x {e.intermediate}")
     click.echo(f"             {_size(e.record_bytes)} each, {_size(e.layers * e.experts * e.record_bytes)} in all")
     for section in manifest.sections:
-        if not section.name.startswith("experts."):
+        if not section.name.startswith(("experts.", "ngram.")):
             click.echo(f"{section.name:<12} {_size(section.bytes)} in {section.file}")
+    for table in manifest.ngram:
+        rows = f"{table.rows} rows of {table.columns} in {table.dtype}"
+        click.echo(f"ngram.{table.layer:<6} {_size(table.table_bytes)} in {NGRAM_FILE}, {rows}")
     click.echo(f"total        {_size(_total(manifest))}")
 
 

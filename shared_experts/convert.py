@@ -18,6 +18,7 @@ from pathlib import Path
 
 from shared_experts.checkpoint import Checkpoint
 from shared_experts.errors import CheckpointError, NoSpace, OutputExists
+from shared_experts.floats import load_floats
 from shared_experts.journal import Ingredients, Journal
 from shared_experts.layout import DEFAULT_EXPERT_FORMAT, EXPERT_FORMATS, RecordLayout
 from shared_experts.manifest import FILE_NAME, Manifest, Section, encode, finished
@@ -54,6 +55,7 @@ def convert(
         raise ValueError(f"experts is one of {', '.join(EXPERT_FORMATS)}, not {experts!r}")
     if os.path.lexists(target):
         raise OutputExists(f"{target}: is already there; packs are never overwritten")
+    load_floats()  # refused before anything is written where the native library was not built
     with Checkpoint.open(source) as checkpoint:
         layout = _layout(checkpoint, experts)
         quantise = load_quantiser().of(layout.format) if layout.format.group else None

@@ -14,7 +14,6 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 from shared_experts import limits
@@ -109,10 +108,13 @@ class PackWriter:
             return None
         digest = hashlib.sha256()
         block = memoryview(bytearray(min(planned.bytes, limits.BLOCK_BYTES)))
-        with suppress(OSError), open(self._folder / planned.file, "rb", buffering=0) as file:
-            for start in range(0, planned.bytes, limits.BLOCK_BYTES):
-                size = min(limits.BLOCK_BYTES, planned.bytes - start)
-                digest.update(block[: os.preadv(file.fileno(), [block[:size]], planned.offset + start)])
+        try:
+            with open(self._folder / planned.file, "rb", buffering=0) as file:
+                for start in range(0, planned.bytes, limits.BLOCK_BYTES):
+                    size = min(limits.BLOCK_BYTES, planned.bytes - start)
+                    digest.update(block[: os.preadv(file.fileno(), [block[:size]], planned.offset + start)])
+        except OSError:
+            return None
         return section if digest.digest() == section.sha256 else None
 
     def _open(self, name: str) -> int:

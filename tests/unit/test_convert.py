@@ -12,7 +12,7 @@ from bench.tiny_model import hash_constants
 from shared_experts import codecs
 from shared_experts.checkpoint import Checkpoint
 from shared_experts.convert import convert
-from shared_experts.errors import CheckpointError, NativeMissing
+from shared_experts.errors import CheckpointError, NativeMissing, PackError
 from shared_experts.expert_record import decode_expert
 from shared_experts.layout import record_offset
 from shared_experts.pack import Pack
@@ -269,14 +269,46 @@ def test_sizes_that_do_not_fit_name_the_format_that_would(tmp_path, sizes, exper
 
 
 def test_a_missing_library_says_what_to_install(tmp_path, monkeypatch):
-    from shared_experts import quantiser
+    from shared_experts import floats, quantiser
 
     monkeypatch.setattr(quantiser, "EXTENSION_SUFFIXES", [".none"])
     quantiser.load_quantiser.cache_clear()
+    floats.load_floats.cache_clear()
     small_checkpoint(tmp_path / "c")
     try:
-        with pytest.raises(NativeMissing, match=r"install g\+\+ and reinstall"):
-            convert(tmp_path / "c", tmp_path / "p", experts="q4g32")
-        convert(tmp_path / "c", tmp_path / "p", experts="f32")  # needs none
+        for experts in ("q4g32", "f32"):
+            with pytest.raises(NativeMissing, match=r"install g\+\+ and reinstall"):
+                convert(tmp_path / "c", tmp_path / "p", experts=experts)
+        assert os.listdir(tmp_path) == ["c"]
     finally:
         quantiser.load_quantiser.cache_clear()
+
+
+def test_a_large_table_has_a_section_per_part(tmp_path, monkeypatch, truth):
+    from shared_experts import manifest as manifests
+
+    monkeypatch.setattr(manifests, "NGRAM_PART_BYTES", 3 * 4096 + 100)
+    small_checkpoint(tmp_path / "c")
+    made = convert(tmp_path / "c", tmp_path / "p", experts="f32", dense="f32")
+    parts = [s for s in made.sections if s.name.startswith("ngram.1.")]
+    assert [s.name for s in parts] == [f"ngram.1.{k}" for k in range(len(parts))]
+    assert len(parts) > 1
+    assert {s.bytes for s in parts[:-1]} == {3 * 4096}
+    assert sum(s.bytes for s in parts) == made.ngram[0].table_bytes
+    with Pack.open(tmp_path / "p") as pack:
+        pack.verify()
+        at = "model.layers.1.ple.ple_embedding.ngram_embedding"
+        table = np.concatenate([truth[f"{at}.shard_{k}.weight"] for k in range(4)])
+        np.testing.assert_array_equal(pack.ngram(1).rows(np.arange(len(table))), table)
+    monkeypatch.undo()
+    with pytest.raises(PackError, match="section 'ngram"):
+        Pack.open(tmp_path / "p")
+
+
+def test_an_empty_file_is_carried(tmp_path):
+    small_checkpoint(tmp_path / "c")
+    (tmp_path / "c" / "chat_template.jinja").write_bytes(b"")
+    convert(tmp_path / "c", tmp_path / "p", experts="f32")
+    with Pack.open(tmp_path / "p") as pack:
+        pack.verify()
+        assert pack.file("chat_template.jinja") == b""
