@@ -227,10 +227,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(argv if argv is not None else sys.argv[1:])
     result = frame(
         "bench.cache_policy",
-        [Path(a).name if "/" in a else a for a in given],
+        [Path(a).name if a.startswith("/") else a for a in given],
         pack={"synthetic": {"layers": LAYERS, "experts": EXPERTS, "record_bytes": RECORD_BYTES}, "digests": DIGESTS},
         conditions={
             "swaps_per_window": options.swaps, "counted": "decode windows after the first quarter",
+            "recorded": "their records are taken to be of the true size; hits and copies are counted",
             "model_of_time": {"fixed_s": FIXED_S, "resident_s": RESIDENT_S, "link_bytes_per_s": LINK_BYTES_PER_S,
                               "link_and_cpu_bytes_per_s": LINK_AND_CPU_BYTES_PER_S},
         },
