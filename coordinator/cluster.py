@@ -28,24 +28,24 @@ DOOR_GRACE_S = 5.0  # for the coordinator to end after its drain
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A cluster that serves: where, and which processes."""
+    """A cluster: where, and which processes."""
 
     config: ServeConfig  # with the ports that were chosen
     run_dir: Path
-    ready: Ready
+    ready: Ready | None  # None while it starts
     pids: Mapping[str, int]
 
     def to_json(self) -> dict[str, object]:
         """As `--ready-json` prints it and `cluster.json` keeps it."""
         return {
-            "ready": True,
+            "ready": self.ready is not None,
             "http": str(self.config.http),
             "grpc": str(self.config.grpc),
             "page": str(self.config.page) if self.config.page else None,
             "run_dir": str(self.run_dir),
             "pids": dict(self.pids),
-            "ready_s": round(self.ready.seconds, 3),
-            "model": self.ready.model,
+            "ready_s": round(self.ready.seconds, 3) if self.ready else None,
+            "model": self.ready.model if self.ready else None,
             "pack": str(self.config.pack),
             "cluster": self.config.cluster,
             "launcher": self.config.launcher,
@@ -122,7 +122,9 @@ async def _live(
     on_progress: OnProgress,
     on_ready: Callable[[Running], None],
 ) -> None:
-    """Start, wait until ready, then keep `cluster.json` true."""
+    """Start, wait until ready, then keep `cluster.json` true. It is there from the start, so that others know the
+    addresses."""
+    run_dir.write_cluster(Running(config, run_dir.path, None, {"supervisor": os.getpid()}).to_json())
     await supervisor.start_all()
     ready = await wait_ready(supervisor, run_dir.socket("owner"), str(config.grpc), config.start_timeout_s, on_progress)
     announced = False

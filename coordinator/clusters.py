@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class RunningCluster:
-    """A cluster whose supervisor lives. `content` is its cluster.json, {} until it is ready."""
+    """A cluster whose supervisor lives. `content` is its cluster.json, {} in its first moments."""
 
     name: str
     content: Mapping[str, Any]

@@ -6,7 +6,7 @@
         owner.sock         lanes -> owner                       0600
         lane-<k>.sock      coordinator -> lane k                0600
         lane-<k>.region.sock   a new owner -> lane k            0600
-        cluster.json       addresses and pids, written last     0600
+        cluster.json       addresses, pids, ready or not        0600
     $XDG_RUNTIME_DIR/expressway/.regions/       0700  (else $XDG_STATE_HOME/expressway/.regions/) where owners meet
     $XDG_STATE_HOME/expressway/<cluster>/log/<process>.log      0700/0600, survives the cluster
 

@@ -109,6 +109,7 @@ def command(
 
 def describe(running: Running) -> str:
     """What a person wants to know about a cluster that serves."""
+    assert running.ready is not None
     lanes = sum(name.startswith("lane-") for name in running.pids)
     return "\n".join([
         f"{running.ready.model} on {lanes} lane{'s' if lanes > 1 else ''}, ready in {running.ready.seconds:.1f} s",

@@ -44,8 +44,10 @@ def command(cluster: str | None, as_json: bool) -> None:
             return
         cluster = running[0].name
     found = read_cluster(cluster, env)
-    state = asyncio.run(ask_cluster(str(found.get("grpc"))))
     owner = ask_owner(run_path(cluster, env) / "owner.sock")
+    if not found.get("ready"):
+        raise RunDirError(f"cluster {cluster!r} is not ready yet: owner {owner or 'starting'}")
+    state = asyncio.run(ask_cluster(str(found.get("grpc"))))
     state = {
         "cluster": cluster,
         **{key: found.get(key) for key in ("http", "grpc", "page", "run_dir", "pack", "launcher", "pids")},

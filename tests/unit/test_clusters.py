@@ -124,11 +124,11 @@ def status(env, *options):
 def test_status_without_a_name_lists_several_and_says_when_there_is_none(env, claim):
     assert "no cluster runs here" in str(status(env).exception)
     claim("a", ready=True, model="m", http="127.0.0.1:5", grpc="unix:/x")
-    claim("b")
+    claim("b", ready=False, http="127.0.0.1:6", model=None)
     listed = json.loads(status(env, "--json").stdout)
     assert [(each["cluster"], each["ready"], each["http"]) for each in listed["clusters"]] == [
         ("a", True, "127.0.0.1:5"),
-        ("b", False, None),
+        ("b", False, "127.0.0.1:6"),
     ]
     shown = status(env).stdout
     assert "127.0.0.1:5" in shown
