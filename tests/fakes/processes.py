@@ -22,6 +22,7 @@ from bench.tiny_model import TinyConfig
 from laneproto.v1 import lane_pb2 as pb
 from laneproto.v1 import lane_pb2_grpc as rpc
 from shared_experts.convert import convert
+from shared_experts.layout import EXPERT_FORMATS
 from tests.fakes.regions import wait_ready
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,9 @@ START_LIMIT_S = 120.0
 def _pack(experts: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="expressway-test-pack-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    source = write_checkpoint(folder / "tiny", TinyConfig(num_hidden_layers=4), 0, tokenizer=False)
+    inner = max(32, EXPERT_FORMATS[experts].group)  # q8 and q4g64 have groups of 64
+    config = TinyConfig(num_hidden_layers=4, moe_intermediate_size=inner)
+    source = write_checkpoint(folder / "tiny", config, 0, tokenizer=False)
     convert(source, folder / "tiny.pack", experts=experts, dense="f32", threads=1)
     return folder / "tiny.pack"
 

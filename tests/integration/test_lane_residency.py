@@ -59,7 +59,7 @@ def answers(pack, slots, scratch_bytes=1 << 20, rounds=2):
     return np.concatenate(seen), counters
 
 
-@pytest.mark.parametrize("experts", ["f32", "q4g32"])
+@pytest.mark.parametrize("experts", ["f32", "q4g32", "q8"])
 def test_cache_budget_changes_no_bit(tmp_path, experts):
     with Pack.open(tiny_pack(tmp_path, experts)) as pack:
         info = pack.manifest.experts

@@ -87,19 +87,21 @@ def test_bf16_matrices_lose_no_more_than_the_reference_in_bf16(tmp_path):
     assert 0 < mine.summary()["kl_mean_nats"] < 1.5 * reference.summary()["kl_mean_nats"]
 
 
-def test_four_bit_experts(tmp_path):
+def test_experts_of_four_and_eight_bits(tmp_path):
     config = dataclasses.replace(
         PRESETS["demo"], num_hidden_layers=1, layer_types=("full_attention",), ple_layer_ids=(), num_experts=8
     )
     source = write_checkpoint(tmp_path / "checkpoint", config, tokenizer=False, mtp=False)
-    truth, found = ours(source), {}
-    for name in ("q4g64", "q4g32"):
+    truth, found = theirs(source, torch.float32), {}
+    for name in ("q4g64", "q4g32", "q8"):
         with opened(source, tmp_path, name) as (pack, experts):
             for how in ("as_served", "exact_activations"):
                 found[name, how] = Divergence()
                 found[name, how].add(truth, Twins(None, load_model(pack, experts[how])).logits(IDS, 32))  # type: ignore[arg-type]
     kl = {key: divergence.summary()["kl_mean_nats"] for key, divergence in found.items()}
     assert 0 < kl["q4g32", "as_served"] < kl["q4g64", "as_served"] < 0.1
+    assert 0 < kl["q8", "as_served"] < kl["q4g32", "as_served"] / 10
+    assert 0 < kl["q8", "exact_activations"] < kl["q8", "as_served"]
     for name in ("q4g64", "q4g32"):  # int8 activations cost next to nothing beside 4-bit weights
         assert kl[name, "as_served"] < 1.2 * kl[name, "exact_activations"]
 
