@@ -1,0 +1,82 @@
+"""The replay counts what it says it counts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bench import cache_policy
+from bench.cache_policy import LINK_BYTES_PER_S, RECORD_BYTES, Replay, changed, recorded, run, times
+from lanes.experts import adaptive as rules
+from lanes.experts.policy import Plan, State, Touched
+from lanes.experts.trace import TraceHeader, TraceWriter
+
+N = 12
+
+
+def touched(*keys, rows=1):
+    return Touched(np.array(keys, np.int64), np.ones(len(keys), np.int64), rows)
+
+
+def scripted(*plans):
+    def policy(state, seen, budget):
+        evict, admit = plans[state.windows]
+        resident = state.resident.copy()
+        resident[evict], resident[admit] = False, True
+        plan = Plan(np.array(evict, np.int64), np.array(admit, np.int64))
+        return State(state.windows + 1, state.last_used, state.uses, resident), plan
+
+    return policy
+
+
+def test_a_replay_by_hand():
+    """Eight windows, the first two do not count; one prompt chunk is no step, but its copy is one."""
+    windows = [
+        touched(0, 1), touched(0, 1), touched(0, 1), touched(2, 3), touched(0, 1, 2, rows=99), touched(2, 3),
+        touched(3, 4), touched(4, 5),
+    ]  # fmt: skip
+    plans = [([], [0]), ([], []), ([], [1]), ([], [2]), ([0], [3]), ([1], [4]), ([3], []), ([], [])]
+    figures = run(Replay("x", N, windows, 16), scripted(*plans), 4, 4)
+    # Steps: hits 0; none; 2, 3; 3 and 4; 4. Of the admissions 1 (by the chunk), 2, 3 and 4 all were used later.
+    assert figures["hit_rate"] == pytest.approx(6 / 10)
+    assert figures["copied_records_per_window"] == pytest.approx(4 / 5)
+    assert figures["admitted_hit_share"] == 1.0
+
+
+def test_an_admission_that_goes_unused_is_not_counted_as_used():
+    windows = [touched(0)] * 4 + [touched(1)] * 4
+    plans = [([], [])] * 4 + [([], [5]), ([5], [6]), ([], [1]), ([], [])]
+    figures = run(Replay("x", N, windows, 16), scripted(*plans), 4, 4)
+    assert figures["admitted_hit_share"] == pytest.approx(1 / 3, abs=1e-3)
+
+
+def test_a_copy_costs_as_much_link_time_as_a_miss():
+    assert times(400, 80, 5)["tokens_per_s_link"] == times(400, 85, 0)["tokens_per_s_link"]
+    seconds = 1 / times(400, 180, 0)["tokens_per_s_link"] - 1 / times(400, 80, 0)["tokens_per_s_link"]
+    assert seconds == pytest.approx(100 * RECORD_BYTES / LINK_BYTES_PER_S, rel=0.01)
+
+
+def test_changed_constants_come_back():
+    before = (rules.HALF_LIFE, rules._PER_WINDOW, rules.MARGIN)
+    with changed({"HALF_LIFE": 32, "MARGIN": 7.0}):
+        assert (rules.HALF_LIFE, rules.MARGIN) == (32, 7.0)
+        assert rules._PER_WINDOW == 1 - 2.0 ** (-1 / 32)
+    assert before == (rules.HALF_LIFE, rules._PER_WINDOW, rules.MARGIN)
+
+
+def test_a_recorded_trace_is_replayed_through_every_policy(tmp_path, capsys, monkeypatch):
+    rng = np.random.default_rng(0)
+    writer = TraceWriter(tmp_path / "mine.trace", TraceHeader(2, 20, bytes(32)))
+    for _ in range(60):
+        writer.record(touched(*np.unique(rng.geometric(0.1, 12) % 40).tolist()))
+    writer.close()
+    assert recorded(tmp_path / "mine.trace").keys == 40
+    monkeypatch.setattr(cache_policy, "RECIPES", {})
+    assert cache_policy.main(["--recorded", str(tmp_path / "mine.trace"), "--out", str(tmp_path / "out.json")]) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result == json.loads(capsys.readouterr().out)
+    assert str(tmp_path) not in result["command"].split("--out")[0]
+    assert {"command", "versions", "host", "pack", "conditions", "figures"} == set(result)
+    for entry in result["figures"]["recorded mine"].values():
+        assert max(f["hit_rate"] for f in entry.values()) == entry["clairvoyant"]["hit_rate"]
+        assert entry["fixed"]["copied_records_per_window"] == 0
