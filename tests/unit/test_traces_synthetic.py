@@ -5,7 +5,6 @@ import pytest
 
 from bench.traces.synthetic import CHOSEN, DIGESTS, EXPERTS, LAYERS, RECIPES, _first_distinct, digest, trace
 
-
 BEGINNINGS = {
     "stationary": "65420b44732b3137",
     "drifting": "3a20f42a83345501",
