@@ -1,7 +1,7 @@
 """The fleet: when the owner and the lanes start again, and which lanes may get work. A pure state machine.
 
-    starting ──answered──▶ up ──silent, or suspected──▶ suspect ──answers──▶ up
-        │                  │                               │ silent for kill_after_s: Kill
+    starting ──answered──▶ up ──silent, stuck, suspected──▶ suspect ──answers, gets on──▶ up
+        │                  │                               │ silent or stuck for longer: Kill
         └────── exited ────┴───────────────────────────────┘
                    ▼
               restarting ──backoff over: Start──▶ starting          third crash inside the window ──▶ quarantined
@@ -32,6 +32,8 @@ class FleetLimits:
     crashes_to_quarantine: int = limits.CRASHES_TO_QUARANTINE
     suspect_after_s: float = limits.LANE_SUSPECT_S
     kill_after_s: float = limits.LANE_KILL_S
+    suspect_steps: float = limits.SUSPECT_STEPS
+    kill_steps: float = limits.KILL_STEPS
     own_stall_s: float = limits.OWN_STALL_S
 
 
@@ -57,6 +59,14 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """What a lane says, with a sign of life, about the step that it is in."""
+
+    still_s: float  # how long ago it got any further
+    p99_s: float  # what steps of that kind take; 0 when not known yet
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Start this process now."""
 
@@ -65,9 +75,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """This process gives no sign of life: end it; its exit then counts as a crash."""
+    """This process gives no sign of life or does not get on: end it; its exit then counts as a crash."""
 
     name: str
+    reason: str = "no sign of life"
 
 
 Action = Start | Kill
@@ -96,6 +107,8 @@ class _Process:
     pid: int = 0
     since: float = 0.0  # start of this life
     alive_at: float = 0.0  # last sign of life
+    step_at: float | None = None  # last progress of the step that runs; None: no step runs
+    step_p99_s: float = 0.0
     start_at: float = 0.0  # in phase restarting: when the backoff is over
     asked: bool = False  # an action was handed out and its effect not yet seen
     crashes: list[float] = field(default_factory=list)
@@ -126,11 +139,13 @@ class Fleet:
             elif process.starts != known.starts or known.phase not in (Phase.RESTARTING, Phase.QUARANTINED):
                 self._crashed(known, process, now)
 
-    def answered(self, name: str, now: float) -> None:
-        """A sign of life from the process that runs now."""
+    def answered(self, name: str, now: float, step: Progress | None = None) -> None:
+        """A sign of life from the process that runs now, and how far its step is, if one runs."""
         process = self._processes.get(name)
         if process is not None and process.phase in (Phase.STARTING, Phase.UP, Phase.SUSPECT):
-            process.phase, process.alive_at = Phase.UP, now
+            process.alive_at = now
+            process.step_at, process.step_p99_s = (now - step.still_s, step.p99_s) if step else (None, 0.0)
+            process.phase = Phase.SUSPECT if self._stuck_s(process, now) >= self._suspect_s(process) else Phase.UP
 
     def suspected(self, name: str) -> None:
         """Its connection broke or somebody had a bad answer: no new work until the next sign of life."""
@@ -143,6 +158,7 @@ class Fleet:
         if self._ticked_at is not None and now - self._ticked_at >= self.limits.own_stall_s:
             for process in self._processes.values():  # it was us who slept: their silence says nothing
                 process.alive_at = now
+                process.step_at = None if process.step_at is None else now
         self._ticked_at = now
         actions: list[Action] = []
         for name, process in self._processes.items():
@@ -151,13 +167,23 @@ class Fleet:
                     process.asked = True
                     actions.append(Start(name))
             elif name in self._answering and process.phase in (Phase.UP, Phase.SUSPECT):
-                silent_s = now - process.alive_at
-                if silent_s >= self.limits.suspect_after_s:
+                silent_s, stuck_s = now - process.alive_at, self._stuck_s(process, now)
+                if silent_s >= self.limits.suspect_after_s or stuck_s >= self._suspect_s(process):
                     process.phase = Phase.SUSPECT
-                if silent_s >= self.limits.kill_after_s and not process.asked:
+                silent = silent_s >= self.limits.kill_after_s
+                if (silent or stuck_s >= self._kill_s(process)) and not process.asked:
                     process.asked = True
-                    actions.append(Kill(name))
+                    actions.append(Kill(name) if silent else Kill(name, "its step stands still"))
         return actions
+
+    def _stuck_s(self, process: _Process, now: float) -> float:
+        return 0.0 if process.step_at is None else now - process.step_at
+
+    def _suspect_s(self, process: _Process) -> float:
+        return max(self.limits.suspect_after_s, self.limits.suspect_steps * process.step_p99_s)
+
+    def _kill_s(self, process: _Process) -> float:
+        return max(self.limits.kill_after_s, self.limits.kill_steps * process.step_p99_s)
 
     def failed(self, action: Action, now: float) -> None:
         """The supervisor could not carry out the action: it is handed out again, a start after the longest backoff."""
@@ -190,6 +216,7 @@ class Fleet:
         process.phase, process.asked = Phase.STARTING, False
         process.starts, process.pid = seen.starts, seen.pid
         process.since = process.alive_at = now
+        process.step_at, process.step_p99_s = None, 0.0
 
     def _crashed(self, process: _Process, seen: Observed, now: float) -> None:
         # A fleet that has just begun sees processes that died before it: their life is unknown, so it counts as none.

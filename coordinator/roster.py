@@ -21,7 +21,7 @@ import structlog
 
 from coordinator import limits
 from coordinator.errors import LaneError
-from coordinator.fleet import Action, Fleet, Kill, Phase, Start
+from coordinator.fleet import Action, Fleet, Kill, Phase, Progress, Start
 from coordinator.lane_client import LaneClient
 from coordinator.lane_view import LaneState, LaneView, ModelView
 from coordinator.supervisor_client import SeenProcess, SupervisorClient, SupervisorUnavailable
@@ -160,7 +160,7 @@ class FleetRoster:
 
     def _sign_of_life(self, lane: _Lane, status: lane_pb2.LaneStatus) -> None:
         lane.status = status
-        self._fleet.answered(lane.name, time.monotonic())
+        self._fleet.answered(lane.name, time.monotonic(), progress_of(status))
         self._publish()
 
     # --- acting -------------------------------------------------------------------------------------------------------
@@ -178,8 +178,8 @@ class FleetRoster:
                 case Start(name):
                     log.info("starting again", process=name)
                     await self._supervisor.start(name)
-                case Kill(name):
-                    log.error("no sign of life: killed", process=name)
+                case Kill(name, reason):
+                    log.error("killed", process=name, reason=reason)
                     await self._supervisor.stop(name, 0.0)
         except SupervisorUnavailable as error:
             log.error("the supervisor could not do it", process=action.name, reason=str(error))
@@ -223,3 +223,10 @@ class FleetRoster:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def progress_of(status: lane_pb2.LaneStatus) -> Progress | None:
+    """How long the lane's step has stood still, by the lane's own clock; None while none runs."""
+    if not status.HasField("step"):
+        return None
+    return Progress(max(0, status.stamp_ns - status.step.progress_ns) / 1e9, status.step.p99_ns / 1e9)

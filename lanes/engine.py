@@ -26,6 +26,7 @@ from lanes.penalties import Penalties
 from lanes.request import Request
 from lanes.runner import Logits, Runner
 from lanes.sampler import choose, logprobs
+from lanes.watchdog import Step, StepTimes, StepWatch
 from lanes.window import Window
 
 _log = structlog.get_logger(__name__)
@@ -50,11 +51,13 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a lane is doing, as of the last safe point. States: ready, busy, draining."""
+    """What a lane is doing, as of the last safe point; `step` as of now. States: ready, busy, draining."""
 
     state: str
     active_request_id: str
     counters: Counters
+    step: Step | None = None
+    step_times: tuple[StepTimes, ...] = ()
 
 
 class Engine:
@@ -72,6 +75,7 @@ class Engine:
     ) -> None:
         self._runner = runner
         self._counters = counters
+        self._watch = StepWatch()
         self._published = counters.snapshot()
         self._chunk = prefill_chunk_rows
         self._on_start = on_start
@@ -136,7 +140,8 @@ class Engine:
         with self._changed:
             active = self._active
             state = "draining" if self._draining or self._stopping else "ready" if active is None else "busy"
-            return Status(state, active.request.request_id if active else "", self._published)
+            request_id = active.request.request_id if active else ""
+            return Status(state, request_id, self._published, self._watch.step, self._watch.times)
 
     def _run(self) -> None:
         self._on_start()
@@ -166,6 +171,7 @@ class Engine:
 
     def _generate(self, generation: Generation) -> tuple[str, int, LaneError | None]:
         """Returns (reason, tokens sent, error); raises what ends the process."""
+        self._watch.between()
         self._counters.requests += 1
         request = generation.request
         # The last token of an answer is never read back.
@@ -191,7 +197,7 @@ class Engine:
                 self._runner.hint(ids, end, min(end + self._chunk, len(ids)))
             window = Window.of_sequence(list(ids[start:end]), start, slot, logits="last" if end == len(ids) else "none")
             began_ns = time.monotonic_ns()
-            logits = self._step(window, generation)
+            logits = self._step("prefill", window, generation)
             if logits is None:
                 return None
             self._counters.prefill_ns += time.monotonic_ns() - began_ns
@@ -215,19 +221,26 @@ class Engine:
             if sent == request.new_tokens:
                 return "length", sent, None
             began_ns = time.monotonic_ns()
-            following = self._step(Window.of_sequence([token.id], position, slot), generation)
+            following = self._step("decode", Window.of_sequence([token.id], position, slot), generation)
             if following is None:
                 break
             self._counters.decode_ns += time.monotonic_ns() - began_ns
             logits, position = following, position + 1
         return "cancelled", sent, None
 
-    def _step(self, window: Window, generation: Generation) -> Logits | None:
+    def _step(self, kind: str, window: Window, generation: Generation) -> Logits | None:
         """One window and the safe point after it; None when it was left half way because of a cancel."""
-        logits = self._runner.forward(window, generation.cancelled)
+
+        def stopped() -> bool:  # asked before every layer
+            self._watch.progress()
+            return generation.cancelled()
+
+        self._watch.begin(kind)
+        logits = self._runner.forward(window, stopped)
         self._runner.end_window()
         if logits is None:
             return None
+        self._watch.done()
         self._counters.windows += 1
         if not np.isfinite(logits).all():
             raise NonFiniteLogits("the model's logits are not finite")
@@ -246,6 +259,7 @@ class Engine:
         request = generation.request
         self._counters.cancelled += reason == "cancelled"
         self._counters.failed += reason == "error"
+        self._watch.idle()
         with self._changed:
             self._published = self._counters.snapshot()
             self._active = None

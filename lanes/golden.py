@@ -23,9 +23,9 @@ import torch
 from lanes import selftest
 from lanes.counters import Counters
 from lanes.errors import EXIT_START, LaneError, StartError
+from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import ExpertCache
 from lanes.experts.native import ExpertKernel
-from lanes.experts.policy import least_recently_used
 from lanes.experts.store import ExpertStore
 from lanes.models import load_model
 from lanes.models.errors import ModelError
@@ -91,7 +91,7 @@ def make(pack: Pack, threads: int) -> GoldenRecord:
     kernel = ExpertKernel(info.layout, threads=threads)
     try:
         counters = Counters()
-        store = ExpertStore(kernel, ExpertCache(records, info, 0, least_recently_used, counters), counters)
+        store = ExpertStore(kernel, ExpertCache(records, info, 0, adaptive, counters), counters)
         model = load_model(pack, store)
         tokens = selftest.PROMPT_TOKENS + selftest.DECODE_STEPS
         runner = ModelRunner(model, StatePool(model.state_shape, model.state_shape.bytes(tokens)), store)

@@ -5,7 +5,7 @@
     whole model      16 prompt rows, then decode steps                within the tolerance, or twice the spread that the
                                                                       golden record gives; same best token wherever its
                                                                       lead exceeds that
-    once more        the same, with experts cached by the first run   bit-equal to the first run
+    once more        the same, with what the first run has cached     bit-equal to the first run
 
 Not here: where the record comes from (`shared_experts.golden`) or how it is made (`golden`).
 Invariant: returns only when everything that was compared agreed; else SelfTestFailed says what did not.

@@ -15,6 +15,11 @@ _STATES = {
     "busy": pb.LANE_STATE_BUSY,
     "draining": pb.LANE_STATE_DRAINING,
 }
+_KINDS = {
+    "prefill": pb.STEP_KIND_PREFILL,
+    "decode": pb.STEP_KIND_DECODE,
+    "between": pb.STEP_KIND_BETWEEN,
+}
 _REASONS = {
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
@@ -71,6 +76,20 @@ def lane_status(status: Status, stamp_ns: int) -> pb.LaneStatus:
         counters=_counters(status.counters),
         active_request_id=status.active_request_id,
         stamp_ns=stamp_ns,
+        step=_step(status),
+        step_times=[
+            pb.StepTimes(kind=_KINDS[times.kind], count=times.count, p99_ns=times.p99_ns) for times in status.step_times
+        ],
+    )
+
+
+def _step(status: Status) -> pb.RunningStep | None:
+    step = status.step
+    if step is None:
+        return None
+    p99_ns = next((times.p99_ns for times in status.step_times if times.kind == step.kind), 0)
+    return pb.RunningStep(
+        kind=_KINDS[step.kind], started_ns=step.started_ns, progress_ns=step.progress_ns, p99_ns=p99_ns
     )
 
 

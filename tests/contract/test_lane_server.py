@@ -378,3 +378,24 @@ async def test_a_dead_lanes_socket_is_replaced_a_living_ones_is_not(tmp_path):
         assert kinds(await rig.ask())[-1] == "finished"
         with pytest.raises(StartError, match="living"):
             prepare_socket(path)
+
+
+async def test_watch_shows_a_step_that_stands_still(rig):
+    gate = rig.hold()
+    answer = asyncio.create_task(rig.ask(max_tokens=2))
+    seen = []
+    async for status in rig.stub.Watch(pb.WatchRequest()):
+        seen.append(status)
+        if status.HasField("step") and status.step.kind == pb.STEP_KIND_PREFILL and len(seen) >= 3:
+            break
+    before, status = seen[-2:]
+    assert status.state == pb.LANE_STATE_BUSY
+    assert status.stamp_ns > before.stamp_ns
+    assert status.step.progress_ns == before.step.progress_ns < status.stamp_ns
+    gate.set()
+    assert kinds(await answer)[-1] == "finished"
+    hello = await rig.stub.Hello(pb.HelloRequest(protocol_version=1))
+    assert not hello.status.HasField("step")
+    times = {each.kind: each for each in hello.status.step_times}
+    assert times[pb.STEP_KIND_PREFILL].count == 2  # five tokens in chunks of four
+    assert times[pb.STEP_KIND_DECODE].p99_ns > 0

@@ -30,7 +30,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from laneproto.v1 import lane_pb2 as pb
 from laneproto.v1 import lane_pb2_grpc as rpc
 
-FAULTS = ("none", "crash", "hang", "break", "error", "refuse")
+FAULTS = ("none", "crash", "hang", "stick", "break", "error", "refuse")
 
 
 def token_at(prompt_ids: Sequence[int], index: int, vocab_size: int = 256) -> int:
@@ -44,6 +44,7 @@ class Script:
 
     crash: the process is killed (a lane in the test's loop drops its connections instead).
     hang: no further event, Cancel is answered but nothing stops, Watch falls silent.
+    stick: like hang, but Watch goes on and shows a step that stands still.
     break: the stream ends with gRPC INTERNAL, without Finished.
     error: Finished(ERROR) with `error_code`.
     refuse: every Generate is refused before Accepted with `refuse_status` and `error_code`.
@@ -97,7 +98,8 @@ class FakeLane(rpc.LaneServicer):
         self.ended: list[tuple[str, int]] = []
         self._state = pb.LANE_STATE_READY
         self._run: _Run | None = None
-        self._hung = False
+        self._hung = self._stuck = False
+        self._stuck_ns = 0
         self._die = die
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -140,7 +142,7 @@ class FakeLane(rpc.LaneServicer):
         await self.stop()
         self.incarnation = os.urandom(16)
         self.counters = pb.Counters(cache_budget_bytes=1 << 20)
-        self._run, self._hung, self._state = None, False, pb.LANE_STATE_READY
+        self._run, self._hung, self._stuck, self._state = None, False, False, pb.LANE_STATE_READY
         self._drained.clear()
         self.script = script or self.script
         await self.start()
@@ -166,7 +168,14 @@ class FakeLane(rpc.LaneServicer):
             counters=self.counters,
             active_request_id=self._run.request_id if self._run else "",
             stamp_ns=time.monotonic_ns(),
+            step=self._step(),
         )
+
+    def _step(self) -> pb.RunningStep | None:
+        if self._run is None:
+            return None
+        at = self._stuck_ns if self._stuck else time.monotonic_ns()
+        return pb.RunningStep(kind=pb.STEP_KIND_DECODE, started_ns=at, progress_ns=at, p99_ns=1_000_000)
 
     def _announce(self) -> None:
         if self._run is not None:
@@ -276,7 +285,7 @@ class FakeLane(rpc.LaneServicer):
             )
         finally:
             self.ended.append((request.request_id, reason))
-            if not self._hung:
+            if not (self._hung or self._stuck):
                 self._run = None
                 self._announce()
 
@@ -298,6 +307,9 @@ class FakeLane(rpc.LaneServicer):
             await asyncio.sleep(3600)
         elif script.fault == "hang":
             self._hung = True
+            await asyncio.sleep(3600)
+        elif script.fault == "stick":
+            self._stuck, self._stuck_ns = True, time.monotonic_ns()
             await asyncio.sleep(3600)
         elif script.fault == "break":
             await context.abort(grpc.StatusCode.INTERNAL, "scripted break")

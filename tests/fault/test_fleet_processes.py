@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.errors import LaneError
 from coordinator.fleet import Fleet, FleetLimits
 from coordinator.launchers.base import ProcessSpec
 from coordinator.launchers.local import LocalLauncher
 from coordinator.roster import FleetRoster
 from coordinator.supervisor import Managed, Supervisor, serve_keepers
 from coordinator.supervisor_client import SupervisorClient
+from laneproto.v1 import lane_pb2
 
 ROOT = Path(__file__).parents[2]
 QUICK = FleetLimits(backoff_first_s=0.1, backoff_max_s=0.5, suspect_after_s=1.5, kill_after_s=2.5, own_stall_s=60.0)
@@ -30,7 +32,7 @@ def folder():
 def fake_lane(folder, name, *options):
     address = f"unix:{folder}/{name}.sock"
     argv = (sys.executable, "-m", "tests.fakes.lane", "--listen", address, "--name", name, *options)
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
     return Managed(ProcessSpec(name, argv, env, folder / f"{name}.log"), address)
 
 
@@ -111,6 +113,27 @@ async def test_a_stopped_process_is_suspected_then_killed_and_started_again(fold
         assert roster.lanes()[0].pid == pid
         await until(roster, lambda: states(roster).get("lane-0") == "ready" and roster.lanes()[0].pid != pid)
         assert roster.lanes()[0].restarts == 1
+
+
+async def test_a_lane_that_answers_but_does_not_get_on_is_suspected_then_killed_and_started_again(folder):
+    lane = fake_lane(folder, "lane-0", "--fault", "stick", "--fault-after", "2")
+    async with supervised(folder, lane), rostered(folder) as roster:
+        await until(roster, lambda: states(roster).get("lane-0") == "ready")
+        pid = roster.lanes()[0].pid
+        request = lane_pb2.GenerateRequest(request_id="r", prompt_ids=[1, 2, 3], max_tokens=9)
+        stuck = asyncio.create_task(read(roster.client("lane-0"), request))
+        await until(roster, lambda: states(roster).get("lane-0") == "restarting")
+        assert roster.lanes()[0].pid == pid  # suspected only
+        assert (await roster.client("lane-0").hello()).pid == pid  # it answers
+        await until(roster, lambda: states(roster).get("lane-0") == "ready" and roster.lanes()[0].pid != pid)
+        assert roster.lanes()[0].restarts == 1
+        with pytest.raises(LaneError):
+            await stuck
+
+
+async def read(client, request):
+    async for _ in client.generate(request):
+        pass
 
 
 async def test_a_suspected_lane_that_is_well_is_ready_again_without_a_restart(folder):

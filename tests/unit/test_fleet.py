@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.fleet import Backoff, Fleet, FleetLimits, Kill, Observed, Phase, Start
+from coordinator.fleet import Backoff, Fleet, FleetLimits, Kill, Observed, Phase, Progress, Start
 
 LIMITS = FleetLimits()
 LANES = {"lane-0", "lane-1"}
@@ -114,6 +114,72 @@ def test_silence_while_the_coordinator_itself_slept_says_nothing():
     assert fleet.phase("lane-0") is Phase.UP
     assert run_until(fleet, 100.1, 114.8) == []
     assert [action for _, action in run_until(fleet, 114.9, 116.0)] == [Kill("lane-0")]
+
+
+STUCK = Kill("lane-0", "its step stands still")
+
+
+def watched(fleet, begin, end, still, p99_s):
+    """A sign of life every half second, with `still(now)` seconds since the step got on; all actions, with times."""
+    actions = []
+    for k in range(round((end - begin) / 0.1)):
+        now = round(begin + k * 0.1, 3)
+        if k % 5 == 0:
+            fleet.answered("lane-0", now, Progress(still(now), p99_s))
+        actions += [(now, action) for action in fleet.tick(now)]
+    return actions
+
+
+def test_a_lane_that_answers_while_its_step_stands_still_is_suspected_then_killed_once():
+    fleet = fleet_of(lane_0=running(1))
+    assert watched(fleet, 1.0, 5.9, lambda now: now - 1, 0.001) == []
+    assert fleet.phase("lane-0") is Phase.UP
+    assert watched(fleet, 6.0, 15.9, lambda now: now - 1, 0.001) == []
+    assert fleet.phase("lane-0") is Phase.SUSPECT
+    assert watched(fleet, 16.0, 40.0, lambda now: now - 1, 0.001) == [(16.0, STUCK)]
+
+
+def test_a_step_of_a_slow_kind_has_ten_and_twenty_times_what_it_takes():
+    fleet = fleet_of(lane_0=running(1))
+    assert watched(fleet, 0.0, 29.9, lambda now: now, 3.0) == []
+    assert fleet.phase("lane-0") is Phase.UP
+    assert watched(fleet, 30.0, 59.9, lambda now: now, 3.0) == []
+    assert fleet.phase("lane-0") is Phase.SUSPECT
+    assert watched(fleet, 60.0, 61.0, lambda now: now, 3.0) == [(60.0, STUCK)]
+
+
+def test_a_long_step_that_gets_on_layer_by_layer_is_left_alone():
+    fleet = fleet_of(lane_0=running(1))
+    assert watched(fleet, 0.0, 600.0, lambda now: now % 4, 0.0) == []
+    assert fleet.phase("lane-0") is Phase.UP
+
+
+def test_a_step_that_gets_on_after_all_makes_its_lane_well_again():
+    fleet = fleet_of(lane_0=running(1))
+    watched(fleet, 0.0, 8.0, lambda now: now, 0.0)
+    assert fleet.phase("lane-0") is Phase.SUSPECT
+    fleet.answered("lane-0", 8.0, Progress(0.0, 0.0))
+    assert fleet.phase("lane-0") is Phase.UP
+    fleet.answered("lane-0", 8.5)  # idle: nothing can stand still
+    assert watched(fleet, 8.5, 9.0, lambda now: 0.0, 0.0) == []
+
+
+def test_a_step_does_not_stand_still_because_the_coordinator_slept():
+    fleet = fleet_of(lane_0=running(1))
+    fleet.answered("lane-0", 0.0, Progress(0.0, 0.0))
+    fleet.tick(0.0)
+    assert fleet.tick(100.0) == []
+    assert fleet.phase("lane-0") is Phase.UP
+
+
+def test_the_next_life_of_a_stuck_lane_begins_unsuspected():
+    fleet = fleet_of(lane_0=running(1))
+    assert watched(fleet, 0.0, 16.0, lambda now: now, 0.0) == [(15.0, STUCK)]
+    fleet.observe({"lane-0": exited(1, -9)}, LANES, 16.0)
+    fleet.observe({"lane-0": running(2)}, LANES, 17.0)
+    fleet.answered("lane-0", 18.0)
+    assert fleet.phase("lane-0") is Phase.UP
+    assert fleet.tick(18.1) == []
 
 
 def test_a_new_fleet_starts_what_died_before_it():

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from bench.cache_baselines import least_recently_used
 from lanes import golden, selftest
 from lanes.counters import Counters
 from lanes.errors import SelfTestFailed, StartError
 from lanes.experts.cache import ExpertCache
 from lanes.experts.native import ISAS, ExpertKernel
-from lanes.experts.policy import least_recently_used
 from lanes.experts.store import ExpertStore
 from lanes.models import load_model
 from lanes.runner import ModelRunner

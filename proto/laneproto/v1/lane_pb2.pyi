@@ -15,6 +15,13 @@ class LaneState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LANE_STATE_BUSY: _ClassVar[LaneState]
     LANE_STATE_DRAINING: _ClassVar[LaneState]
 
+class StepKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STEP_KIND_UNSPECIFIED: _ClassVar[StepKind]
+    STEP_KIND_PREFILL: _ClassVar[StepKind]
+    STEP_KIND_DECODE: _ClassVar[StepKind]
+    STEP_KIND_BETWEEN: _ClassVar[StepKind]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -27,6 +34,10 @@ LANE_STATE_STARTING: LaneState
 LANE_STATE_READY: LaneState
 LANE_STATE_BUSY: LaneState
 LANE_STATE_DRAINING: LaneState
+STEP_KIND_UNSPECIFIED: StepKind
+STEP_KIND_PREFILL: StepKind
+STEP_KIND_DECODE: StepKind
+STEP_KIND_BETWEEN: StepKind
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -80,16 +91,42 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., expert_format: _Optional[str] = ..., region_bytes: _Optional[int] = ..., max_output_tokens: _Optional[int] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
-    __slots__ = ("state", "counters", "active_request_id", "stamp_ns")
+    __slots__ = ("state", "counters", "active_request_id", "stamp_ns", "step", "step_times")
     STATE_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STAMP_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
     state: LaneState
     counters: Counters
     active_request_id: str
     stamp_ns: int
-    def __init__(self, state: _Optional[_Union[LaneState, str]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., active_request_id: _Optional[str] = ..., stamp_ns: _Optional[int] = ...) -> None: ...
+    step: RunningStep
+    step_times: _containers.RepeatedCompositeFieldContainer[StepTimes]
+    def __init__(self, state: _Optional[_Union[LaneState, str]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., active_request_id: _Optional[str] = ..., stamp_ns: _Optional[int] = ..., step: _Optional[_Union[RunningStep, _Mapping]] = ..., step_times: _Optional[_Iterable[_Union[StepTimes, _Mapping]]] = ...) -> None: ...
+
+class RunningStep(_message.Message):
+    __slots__ = ("kind", "started_ns", "progress_ns", "p99_ns")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STARTED_NS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_NS_FIELD_NUMBER: _ClassVar[int]
+    P99_NS_FIELD_NUMBER: _ClassVar[int]
+    kind: StepKind
+    started_ns: int
+    progress_ns: int
+    p99_ns: int
+    def __init__(self, kind: _Optional[_Union[StepKind, str]] = ..., started_ns: _Optional[int] = ..., progress_ns: _Optional[int] = ..., p99_ns: _Optional[int] = ...) -> None: ...
+
+class StepTimes(_message.Message):
+    __slots__ = ("kind", "count", "p99_ns")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    P99_NS_FIELD_NUMBER: _ClassVar[int]
+    kind: StepKind
+    count: int
+    p99_ns: int
+    def __init__(self, kind: _Optional[_Union[StepKind, str]] = ..., count: _Optional[int] = ..., p99_ns: _Optional[int] = ...) -> None: ...
 
 class Counters(_message.Message):
     __slots__ = ("requests", "prompt_tokens", "generated_tokens", "windows", "expert_hits", "expert_misses", "expert_hit_bytes", "expert_miss_bytes", "cache_admissions", "cache_evictions", "cache_used_bytes", "cache_budget_bytes", "cancelled", "failed", "prefill_ns", "decode_ns", "ngram_rows", "ngram_cache_hits", "ngram_prefetch_hits", "ngram_read_bytes", "ngram_wait_ns", "cache_admitted_hits")
