@@ -50,7 +50,9 @@ def ask_owner(path: Path) -> OwnerStatus | None:
         return None
     state, done, total, source = (raw.get(key) for key in ("state", "done", "total", "source"))
     fingerprint, generation = raw.get("fingerprint"), raw.get("generation")
-    if state not in OWNER_STATES or source not in _SOURCES or not isinstance(done, int) or not isinstance(total, int):
+    if not isinstance(state, str) or state not in OWNER_STATES or not isinstance(source, str) or source not in _SOURCES:
+        return None
+    if not isinstance(done, int) or not isinstance(total, int) or not 0 <= done <= total:
         return None
     if not _is_key(fingerprint, 32) or not _is_key(generation, 16):
         return None

@@ -19,9 +19,11 @@ import stat
 from pathlib import Path
 
 from shared_experts.errors import RegionError
+from shared_experts.handoff import ask
 
 OWNER_SOCKET = "owner.sock"
 LANE_SOCKETS = "lane-*.region.sock"
+_ANSWER_LIMIT_S = 0.5
 CLUSTERS_MAX = 64  # links looked at; more clusters with one pack on one host is somebody's mistake
 
 
@@ -75,7 +77,7 @@ class Rendezvous:
 
     def leave(self) -> None:
         """Removes what this owner made, as far as nobody needs it: lanes that live on stay to be found."""
-        if any(self._run_dir.glob(LANE_SOCKETS)):
+        if any(_answers(socket) for socket in self._run_dir.glob(LANE_SOCKETS)):
             return
         with contextlib.suppress(OSError, RegionError):
             self._link.unlink(missing_ok=True)
@@ -92,6 +94,14 @@ class Rendezvous:
     def _links(self) -> list[Path]:
         links = sorted(self._folder.glob(f"{self._prefix}.*"))
         return [link for link in links if link != self._lock_path][:CLUSTERS_MAX]
+
+
+def _answers(socket: Path) -> bool:
+    try:
+        ask(socket, "status", timeout_s=_ANSWER_LIMIT_S)
+    except RegionError:
+        return False
+    return True
 
 
 def _target(link: Path) -> Path | None:

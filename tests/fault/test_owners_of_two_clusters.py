@@ -17,7 +17,8 @@ from shared_experts.rendezvous import CLUSTERS_MAX, Rendezvous
 from tests.fakes import regions
 
 MANIFEST = regions.manifest()
-MIDDLE = 9  # a call of the step callback while the second layer is filled
+# Calls of the builder's step callback: inside the second layer, then at "data", "header", "ready" and "sealed".
+KILL_POINTS = [9, *range(regions.LAYERS * 6, regions.LAYERS * 6 + 4)]
 
 
 @pytest.fixture
@@ -150,12 +151,16 @@ def test_owners_that_start_at_once_build_once(host):
     assert len({status.generation for status in found}) == 1
 
 
-def test_the_one_that_waits_builds_when_the_builder_dies(host):
-    first = host.owner("a", kill_at=MIDDLE)
-    second = host.owner("b")
+@pytest.mark.parametrize("kill_at", KILL_POINTS)
+def test_the_one_that_waits_builds_when_the_builder_dies(host, kill_at):
+    first = host.owner("a", kill_at=kill_at)
+    while not (host.meeting.exists() and len(links(host)) == 2):  # its link: it holds the lock, or is dead already
+        time.sleep(0.001)
+    host.owner("b")
     assert first.wait(timeout=30) == -signal.SIGKILL
     assert host.ready("b").source == "built"
-    end(second, signal.SIGTERM)
+    with attach(host.run("b") / "owner.sock", MANIFEST, 5.0) as region:
+        assert bytes(region.view[4096:]) == regions.records()
 
 
 def test_one_that_waits_can_be_stopped(host):
@@ -187,6 +192,15 @@ def test_nothing_is_left_when_the_last_one_stops(host):
     end(first, signal.SIGTERM)
     assert len(links(host)) == 2
     end(second, signal.SIGTERM)
+    assert links(host) == []
+
+
+def test_a_killed_lane_does_not_keep_its_clusters_link(host):
+    owner = host.owner("a")
+    host.ready("a")
+    end(host.lane("a"))
+    assert (host.run("a") / "lane-0.region.sock").exists()
+    end(owner, signal.SIGTERM)
     assert links(host) == []
 
 
