@@ -7,6 +7,8 @@ What other parts use:
     pool = StatePool(model.state_shape, budget_bytes)  lanes.state.pool
     slot = pool.open(max_tokens)                       charges the worst case, allocates as the sequence grows
     logits = model.forward(window, pool)               fp32 [n wanted, V], in row order; any Mapping[slot, state] does
+    model.hint(ids, start, end)                        those tokens come soon: what they need from disk is read ahead
+    model.forget_hints()                               they will not come
     pool[slot].length                                  tokens in the state: where the next window starts
     pool.reset(slot); pool.close(slot)
 
