@@ -45,6 +45,13 @@ class PackWriter:
 
     def keep(self) -> tuple[Section, ...]:
         """Sections of the journal that are still whole: all their bytes are read and hashed again."""
+        ends: dict[str, int] = {}
+        for planned in self._plan.sections:
+            ends[planned.file] = max(ends.get(planned.file, 0), planned.offset + planned.bytes)
+        for name, end in ends.items():
+            path = self._folder / name
+            if path.exists() and path.stat().st_size > end:  # what is there is not of this plan
+                os.truncate(path, end)
         with ThreadPoolExecutor(self._threads) as pool:
             found = tuple(pool.map(self._kept, self._plan.sections))
         kept = tuple(section for section in found if section is not None)

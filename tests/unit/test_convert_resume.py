@@ -106,6 +106,15 @@ def test_restart_keeps_nothing(checkpoint, whole, tmp_path):
     assert contents(tmp_path / "p") == whole
 
 
+@pytest.mark.parametrize("file", ["experts.bin", "ngram.bin", "manifest.msgpack"])
+def test_bytes_behind_the_last_section_are_cut_off(checkpoint, whole, tmp_path, file):
+    stopped(checkpoint, tmp_path / "p", "dense")
+    path = tmp_path / ".p.partial" / "pack" / file
+    path.write_bytes((path.read_bytes() if path.exists() else b"") + b"x" * 2_000_000)
+    convert(checkpoint, tmp_path / "p", experts="q4g32")
+    assert contents(tmp_path / "p") == whole
+
+
 @pytest.mark.parametrize("file", ["experts.bin", "ngram.bin", "dense.safetensors"])
 def test_a_kept_section_whose_bytes_changed_is_written_again(checkpoint, whole, tmp_path, file):
     target = tmp_path / "p"
