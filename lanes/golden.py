@@ -27,6 +27,7 @@ from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import ExpertCache
 from lanes.experts.native import ExpertKernel
 from lanes.experts.store import ExpertStore
+from lanes.logs import configure_logging
 from lanes.models import load_model
 from lanes.models.errors import ModelError
 from lanes.runner import ModelRunner, Runner
@@ -67,6 +68,7 @@ class PackRecords:
 
 def main(folder: str) -> int:
     """Prints the record; returns the exit code."""
+    configure_logging(json_lines=False, lane="golden")  # to standard error
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     try:

@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 
 from shared_experts.convert import convert
+from shared_experts.golden import read as read_golden
 from shared_experts.layout import DEFAULT_EXPERT_FORMAT, EXPERT_FORMATS
 from shared_experts.manifest import NGRAM_FILE, Manifest
 from shared_experts.pack import Pack, Progress
@@ -40,8 +41,18 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object in
 )
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads that convert experts (default: one per CPU).")
 @click.option("--restart", is_flag=True, help="Discard what an unfinished conversion to OUT left.")
+@click.option("--golden/--no-golden", default=True, show_default=True, help="Run the model once for the self-test.")
 @_JSON
-def pack(source: Path, out: Path, experts: str, dense: str, threads: int | None, restart: bool, as_json: bool) -> None:
+def pack(
+    source: Path,
+    out: Path,
+    experts: str,
+    dense: str,
+    threads: int | None,
+    restart: bool,
+    golden: bool,
+    as_json: bool,
+) -> None:
     """Convert the checkpoint directory SOURCE into the new pack OUT.
 
     A conversion that was stopped goes on where it was, when it is asked for again with the same options.
@@ -50,7 +61,15 @@ def pack(source: Path, out: Path, experts: str, dense: str, threads: int | None,
     began = time.monotonic()
     with _progress("pack") as progress:
         manifest = convert(
-            source, out, experts=experts, dense=dense, threads=threads, progress=progress, restart=restart, notify=_note
+            source,
+            out,
+            experts=experts,
+            dense=dense,
+            threads=threads,
+            progress=progress,
+            restart=restart,
+            notify=_note,
+            golden=golden,
         )
     seconds = round(time.monotonic() - began, 3)
     if as_json:
@@ -95,6 +114,7 @@ def verify(path: Path, threads: int | None, as_json: bool) -> None:
     began = time.monotonic()
     with Pack.open(path) as opened, _progress("verify") as progress:
         opened.verify(progress, threads=threads)
+        read_golden(path, opened.fingerprint)
         manifest = opened.manifest
     seconds = round(time.monotonic() - began, 3)
     if as_json:

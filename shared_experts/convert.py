@@ -19,6 +19,7 @@ from pathlib import Path
 from shared_experts.checkpoint import Checkpoint
 from shared_experts.errors import CheckpointError, NoSpace, OutputExists
 from shared_experts.floats import load_floats
+from shared_experts.golden import make as make_golden
 from shared_experts.journal import Ingredients, Journal
 from shared_experts.layout import DEFAULT_EXPERT_FORMAT, EXPERT_FORMATS, RecordLayout
 from shared_experts.manifest import FILE_NAME, Manifest, Section, encode, finished
@@ -42,11 +43,13 @@ def convert(
     progress: Progress | None = None,
     restart: bool = False,
     notify: Notify | None = None,
+    golden: bool = False,
 ) -> Manifest:
     """Writes the pack `target` from the checkpoint directory `source` and returns its manifest.
 
-    `restart` discards what an unfinished conversion left; `notify` is told what became of it. Raises OutputExists,
-    ConversionBusy, CheckpointError, NoSpace, StorageError or NativeMissing; then `target` is as it was.
+    `restart` discards what an unfinished conversion left; `notify` is told what became of it; with `golden`, a lane's
+    code makes the golden record in a process of its own. Raises OutputExists, ConversionBusy, CheckpointError, NoSpace,
+    StorageError or NativeMissing; then `target` is as it was.
     """
     target, say = Path(target), notify or (lambda _: None)
     if dense not in ("bf16", "f32"):
@@ -67,6 +70,8 @@ def convert(
                     partial.clear()
                 with refusing(partial.path):
                     manifest = _fill(checkpoint, plan, made_of, partial, threads or os.cpu_count() or 1, progress, say)
+                    if golden:
+                        make_golden(partial.pack, manifest.fingerprint, say)
                     _publish(partial, target)
             except (CheckpointError, OutputExists):  # nothing of it can be used again
                 partial.discard()

@@ -127,15 +127,18 @@ def make(folder: Path, fingerprint: bytes, note: Callable[[str], None]) -> None:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         note(f"no golden record: {last or f'exit code {done.returncode}'}")
         return
-    decode(done.stdout, functools.partial(PackError, folder / FILE_NAME))  # what is kept can be read
+    try:
+        record = decode(done.stdout, functools.partial(PackError, folder / FILE_NAME))
+    except PackError as error:
+        note(f"no golden record: {error.reason}")
+        return
     (folder / FILE_NAME).unlink(missing_ok=True)  # of an attempt that was broken off
     descriptor = os.open(folder / FILE_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     with open(descriptor, "wb") as file:
         file.write(done.stdout)
         file.flush()
         os.fsync(file.fileno())
-    record = read(folder, fingerprint)
-    assert record is not None
+    assert record.fingerprint == fingerprint.hex(), "it was made of the pack that lies there"
     if not record.steps:
         note("the golden record has expert rows only: this model's logits depend too much on how a prompt is cut")
 

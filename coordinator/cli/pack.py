@@ -13,8 +13,13 @@ from coordinator.cli.handover import become
 @click.option("--experts", "experts_format", default="q4g64", show_default=True, help="Format of the expert records.")
 @click.option("--dense", type=click.Choice(["bf16", "f32"]), default="bf16", show_default=True, help="Dense weights.")
 @click.option("--restart", is_flag=True, help="Discard what an unfinished conversion to OUT left.")
+@click.option("--golden/--no-golden", default=True, show_default=True, help="Run the model once for the self-test.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of text.")
-def command(src: str, out: str, experts_format: str, dense: str, restart: bool, as_json: bool) -> None:
+def command(src: str, out: str, experts_format: str, dense: str, restart: bool, golden: bool, as_json: bool) -> None:
     """Make the pack OUT from the Hugging Face checkpoint directory SRC; one that was stopped goes on where it was."""
-    flags = (*(("--restart",) if restart else ()), *(("--json",) if as_json else ()))
+    flags = (
+        *(("--restart",) if restart else ()),
+        *(() if golden else ("--no-golden",)),
+        *(("--json",) if as_json else ()),
+    )
     become("shared_experts", "pack", "--experts", experts_format, "--dense", dense, *flags, "--", src, out)

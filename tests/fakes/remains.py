@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ class Remains:
     processes: tuple[str, ...]  # command lines
     sockets: tuple[str, ...]  # paths of Unix sockets that somebody holds
     files: tuple[str, ...]  # below the folder
-    shared_memory: tuple[str, ...]  # names in /dev/shm
+    shared_memory: tuple[str, ...]  # names in /dev/shm that no living process has mapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ def remains(folder: Path) -> Remains:
         tuple(sorted(line for line in _command_lines() if text in line)),
         tuple(sorted(line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if text in line)),
         tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))),
-        tuple(sorted(os.listdir("/dev/shm"))),
+        _forgotten_shared_memory(),
     )
 
 
@@ -50,6 +51,21 @@ def slope(values: list[int]) -> float:
     middle, mean = (len(values) - 1) / 2, sum(values) / len(values)
     above = sum((i - middle) * (value - mean) for i, value in enumerate(values))
     return above / sum((i - middle) ** 2 for i in range(len(values)))
+
+
+def _forgotten_shared_memory() -> tuple[str, ...]:
+    """What other programs on this host use is not ours; what nobody uses was left behind."""
+    names = os.listdir("/dev/shm")
+    if not names:
+        return ()
+    used = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                used |= {
+                    line.rsplit("/", 1)[-1] for line in (entry / "maps").read_text().split() if "/dev/shm/" in line
+                }
+    return tuple(sorted(name for name in names if name not in used and Path("/dev/shm", name).exists()))
 
 
 def _command_lines() -> list[str]:

@@ -27,6 +27,8 @@ def checkpoint(tmp_path, restore_sigterm):
 
 
 def run(capsys, *arguments):
+    if "pack" in arguments[:1] and not {"--golden", "--help"} & set(arguments):
+        arguments += ("--no-golden",)  # it starts a process that loads torch
     code = main([str(a) for a in arguments])
     out, err = capsys.readouterr()
     return code, out, err
@@ -46,6 +48,20 @@ def test_pack_inspect_verify_in_json(tmp_path, checkpoint, capsys):
     code, out, err = run(capsys, "verify", tmp_path / "p", "--json")
     assert (code, err) == (0, "")
     assert json.loads(out)["fingerprint"] == made["fingerprint"]
+
+
+def test_the_golden_record_is_made_at_the_end_and_verified(tmp_path, checkpoint, capsys):
+    assert run(capsys, "pack", checkpoint, tmp_path / "p", "--experts", "q4g32", "--golden")[::2] == (0, "")
+    assert run(capsys, "verify", tmp_path / "p")[0] == 0
+    record = tmp_path / "p" / "golden.json"
+    data = record.read_bytes()
+    assert b'"prompt"' in data
+    record.write_bytes(data.replace(b'"layer":0', b'"layer":1', 1))
+    code, _, err = run(capsys, "verify", tmp_path / "p")
+    assert code == 1
+    assert "golden.json: the body does not have its SHA-256" in err
+    assert run(capsys, "pack", checkpoint, tmp_path / "q", "--experts", "q4g32")[0] == 0
+    assert not (tmp_path / "q" / "golden.json").exists()
 
 
 def test_text_output_names_what_matters(tmp_path, checkpoint, capsys):
@@ -104,7 +120,8 @@ def test_help(arguments, capsys):
 
 def test_a_terminal_sees_progress_on_standard_error(tmp_path, checkpoint):
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "shared_experts", "pack", checkpoint, tmp_path / "p", "--experts", "f32", "--json"]
+    command = [sys.executable, "-m", "shared_experts", "pack", checkpoint, tmp_path / "p", "--experts", "f32", "--json",
+               "--no-golden"]  # fmt: skip
     done = subprocess.run(
         command, stderr=follower, stdout=subprocess.PIPE, timeout=60, env={**os.environ, "TERM": "xterm"}
     )
@@ -128,7 +145,17 @@ def test_sigterm_stops_and_the_next_run_resumes(tmp_path, restore_sigterm):
 
     large = replace(SMALL, hidden_size=256, ple_embed_dim=256, moe_intermediate_size=256, num_experts=32)
     small_checkpoint(tmp_path / "c", large)
-    command = [sys.executable, "-m", "shared_experts", "pack", tmp_path / "c", tmp_path / "p", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "shared_experts",
+        "pack",
+        tmp_path / "c",
+        tmp_path / "p",
+        "--threads",
+        "1",
+        "--no-golden",
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while b'"done"' not in read(tmp_path / ".p.partial" / "journal") and time.monotonic() < deadline:
