@@ -76,9 +76,7 @@ class Owner:
         lock = take_lock(folder)
         meeting: Rendezvous | None = None
         try:
-            if self._config.regions_dir is not None:
-                regions = run_directory(self._config.regions_dir)
-                meeting = Rendezvous(regions, self._config.shape.fingerprint, folder)
+            meeting = self._meeting_place(folder)
             server = DescriptorServer(self._config.socket_path or folder / SOCKET_NAME, self._answer)
             with server:
                 try:
@@ -98,6 +96,19 @@ class Owner:
     def _answer(self) -> tuple[RegionStatus, int | None]:
         status = self._status  # one read: `_fd` is set before a status that says "ready" is
         return status, self._fd if status.state == "ready" else None
+
+    def _meeting_place(self, folder: Path) -> Rendezvous | None:
+        path = self._config.regions_dir
+        if path is None:
+            return None
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError:
+            pass  # a file or a link: refused below
+        except OSError as error:  # a home that cannot be written to: no other cluster of ours can have made it either
+            _log.warning("owner_alone", reason=f"{path}: {error.strerror}")
+            return None
+        return Rendezvous(run_directory(path), self._config.shape.fingerprint, folder)
 
     def _meet_and_obtain(self, folder: Path, meeting: Rendezvous | None) -> None:
         """One owner of this pack at a time: who comes second finds what the first has made."""

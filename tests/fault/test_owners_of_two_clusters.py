@@ -228,6 +228,17 @@ def test_the_number_of_links_looked_at_is_bounded(host, tmp_path):
     assert len(Rendezvous(host.meeting, MANIFEST.fingerprint, tmp_path).others()) == CLUSTERS_MAX
 
 
+def test_without_a_meeting_place_an_owner_goes_alone(host, tmp_path):
+    (tmp_path / "file").touch()
+    regions_in_a_file = regions.start_owner(host.run("a"), host.experts, regions=tmp_path / "file" / "regions")
+    try:
+        assert host.ready("a").source == "built"
+        assert end(regions_in_a_file, signal.SIGTERM) == 0
+    finally:
+        regions_in_a_file.kill()
+        regions_in_a_file.communicate()
+
+
 def test_a_meeting_place_that_others_can_enter_is_refused(host):
     host.meeting.mkdir(mode=0o755)
     owner = host.owner("a")
