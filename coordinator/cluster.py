@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from coordinator import limits
 from coordinator.clusters import clear_stale, who_listens
 from coordinator.config import Address, ServeConfig, choose_address, split_cores
 from coordinator.errors import BadAddress
@@ -22,8 +23,6 @@ from coordinator.plan import plan_cluster
 from coordinator.rundir import RunDir
 from coordinator.startup import OnProgress, Ready, wait_ready
 from coordinator.supervisor import Supervisor, serve_keepers
-
-DOOR_GRACE_S = 5.0  # for the coordinator to end after its drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ async def _live(
 
 async def _shut_down(supervisor: Supervisor, config: ServeConfig, now: asyncio.Event) -> None:
     """In order and with patience, or at once when a second signal comes."""
-    orderly = asyncio.create_task(supervisor.shutdown(config.drain_s + DOOR_GRACE_S))
+    orderly = asyncio.create_task(supervisor.shutdown(config.drain_s + limits.COORDINATOR_STOP_S))
     hurry = asyncio.create_task(now.wait())
     await asyncio.wait({orderly, hurry}, return_when=asyncio.FIRST_COMPLETED)
     hurry.cancel()

@@ -22,8 +22,6 @@ from coordinator.startup import OnProgress, check_alive, wait_ready
 from coordinator.supervisor import Supervisor, serve_keepers
 from coordinator.supervisor_client import SupervisorClient
 
-STOP_GRACE_S = 5.0
-
 
 @dataclass(frozen=True, slots=True)
 class Solo:
@@ -53,7 +51,7 @@ async def solo(
             plan_lane(options, 0, run_dir, cores, env),
         ]
         supervisor = Supervisor(processes, LocalLauncher())
-        stack.push_async_callback(supervisor.shutdown, STOP_GRACE_S)
+        stack.push_async_callback(supervisor.shutdown, 0.0)
         await supervisor.start_all()  # the region fills while the rest is put together
         keepers = await serve_keepers(supervisor, run_dir.socket("supervisor"))
         stack.push_async_callback(keepers.stop, 0.0)

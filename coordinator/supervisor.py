@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 import structlog
 
+from coordinator import limits
 from coordinator.fleet import Backoff, FleetLimits
 from coordinator.launchers.base import Launcher, ProcessHandle, ProcessSpec
 from laneproto.v1 import keeper_pb2, keeper_pb2_grpc
@@ -90,15 +91,15 @@ class Supervisor:
         self,
         processes: Sequence[Managed],
         launcher: Launcher,
-        limits: FleetLimits = FleetLimits(),  # noqa: B008  frozen
+        fleet_limits: FleetLimits = FleetLimits(),  # noqa: B008  frozen
     ) -> None:
         self.keepers = {managed.spec.name: Keeper(managed) for managed in processes}
-        self._launcher, self._limits = launcher, limits
+        self._launcher = launcher
         self.version = 0  # counts changes
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self._coordinator_backoff = Backoff(limits)
+        self._coordinator_backoff = Backoff(fleet_limits)
 
     async def start_all(self) -> None:
         """Start every process, and the upkeep of their logs. OSError for the first that cannot be started."""
@@ -143,7 +144,8 @@ class Supervisor:
         self._closing = True
         names = list(self.keepers)
         lanes = [name for name in names if name not in (COORDINATOR, OWNER)]
-        for group, grace_s in (([COORDINATOR], drain_s), (lanes, 5.0), ([OWNER], 5.0)):
+        stops = (([COORDINATOR], drain_s), (lanes, limits.LANE_STOP_S), ([OWNER], limits.OWNER_STOP_S))
+        for group, grace_s in stops:
             await asyncio.gather(*(self.stop(name, grace_s) for name in group if name in self.keepers))
         await self.close()
 
@@ -253,7 +255,7 @@ class KeeperService(keeper_pb2_grpc.KeepersServicer):
     async def Stop(self, request: keeper_pb2.StopRequest, context: grpc.aio.ServicerContext) -> keeper_pb2.StopReply:
         """Stop a process: a request to stop, not a crash."""
         try:
-            await self._supervisor.stop(request.name, min(max(request.grace_s, 0.0), 60.0))
+            await self._supervisor.stop(request.name, min(max(request.grace_s, 0.0), limits.STOP_GRACE_MAX_S))
         except KeyError:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no process {request.name!r}")
         return keeper_pb2.StopReply()
