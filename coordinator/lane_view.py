@@ -99,6 +99,10 @@ class Roster(Protocol):
         """`callback()` after every change of `lanes()`; the returned function ends the subscription."""
         ...
 
+    def owner_restarts(self) -> int:
+        """How often the region's owner was started again."""
+        ...
+
     def report_suspect(self, name: str) -> None:
         """The lane did not keep a promise (a cancel unconfirmed, a stream lost): look at it."""
         ...

@@ -31,6 +31,7 @@ class State:
     queue_limit: int
     model: ModelView | None
     owner: OwnerStatus | None  # None: it does not answer
+    owner_restarts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ def families(state: State) -> Iterator[Metric]:
     yield from _lane_counters(state)
     yield GaugeMetricFamily("expressway_queue_requests", "Requests that wait for a lane.", state.queued)
     yield GaugeMetricFamily("expressway_queue_limit_requests", "Requests that may wait.", state.queue_limit)
+    yield CounterMetricFamily("expressway_owner_restarts", "Starts of the owner after its first.", state.owner_restarts)
     yield from _region(state.owner)
     model = InfoMetricFamily("expressway_model", "The model that is served; no sample before a lane was ready.")
     if state.model is not None:

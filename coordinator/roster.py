@@ -95,6 +95,10 @@ class FleetRoster:
 
         return unsubscribe
 
+    def owner_restarts(self) -> int:
+        """How often the region's owner was started again."""
+        return self._fleet.restarts("owner")
+
     def report_suspect(self, name: str) -> None:
         """No new work for this lane until it gives its next sign of life."""
         log.warning("lane suspected", lane=name)

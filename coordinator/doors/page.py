@@ -53,6 +53,7 @@ class Gauges:
             queue_limit=dispatcher.queue_bound,
             model=self._serving.known_model,
             owner=owner,
+            owner_restarts=self._roster.owner_restarts(),
         )
 
     def close(self) -> None:

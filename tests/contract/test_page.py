@@ -170,6 +170,7 @@ async def test_the_region_is_asked_for_every_time(tmp_path: Path) -> None:
         with DescriptorServer(tmp_path / "owner.sock", lambda: (status[0], None)):
             now = await seen.read()
             assert (now["expressway_owner_up"], now["expressway_region_state[filling]"]) == (1, 1)
+            assert now["expressway_owner_restarts_total"] == 2  # what the roster says
             assert (now["expressway_region_filled_bytes"], now["expressway_region_bytes"]) == (30, 100)
             assert not any(name.startswith("expressway_region_info") for name in now)
 

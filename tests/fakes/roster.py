@@ -38,6 +38,9 @@ class FakeRoster:
 
         return unsubscribe
 
+    def owner_restarts(self) -> int:
+        return 2
+
     def report_suspect(self, name: str) -> None:
         self.suspects.append(name)
 

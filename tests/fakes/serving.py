@@ -134,7 +134,7 @@ class Served:
     def states(self) -> dict[str, str]:
         """State of each lane, {} while the door does not answer."""
         done = cli("status", "--cluster", self.name, "--json", env=self.env)
-        return {lane["lane"]: lane["state"] for lane in json.loads(done.stdout)["lanes"]} if done.stdout else {}
+        return {lane["lane"]: lane["state"] for lane in json.loads(done.stdout or "{}").get("lanes", [])}
 
     def generate(self, *options: object) -> dict:
         """`expressway generate --address … --json`."""

@@ -79,6 +79,7 @@ def test_a_cluster_answers_survives_the_death_of_each_part_and_leaves_nothing(pa
         wait_for(lambda: served.status()["owner"] == "ready")
         assert "source=adopted" in served.log("owner")
         assert {name: served.pids[name] for name in lanes_before} == lanes_before
+        assert metrics(ready)["expressway_owner_restarts_total"] == 1
 
         served.process.send_signal(signal.SIGTERM)
         assert served.wait() == 0

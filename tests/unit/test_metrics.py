@@ -26,7 +26,7 @@ def state(**changes) -> State:
     lanes = [LaneView(f"lane-{k}", "", "ready", b"i", MODEL, k, 9, "cpu", counters) for k in range(2)]
     totals = LaneTotals()
     totals.look(lanes)
-    base = State(lanes, {lane.name: totals.of(lane.name) for lane in lanes}, {"lane-1": 1}, 3, 256, MODEL, OWNER)
+    base = State(lanes, {lane.name: totals.of(lane.name) for lane in lanes}, {"lane-1": 1}, 3, 256, MODEL, OWNER, 4)
     return replace(base, **changes)
 
 
@@ -78,6 +78,7 @@ def test_values_are_what_happened():
     assert value("expressway_lane_cache_used_bytes", lane="lane-0") == number["cache_used_bytes"]
     assert value("expressway_region_bytes") == 100
     assert value("expressway_owner_up") == 1
+    assert value("expressway_owner_restarts_total") == 4
     assert value("expressway_region_info", fingerprint="07" * 32, generation="01" * 16, source="adopted") == 1
     assert value("expressway_model_info", name="m", architecture="arch", expert_format="q4g64", fingerprint="07" * 32)
 
