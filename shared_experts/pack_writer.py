@@ -24,6 +24,7 @@ from shared_experts.pack import Progress
 from shared_experts.pack_plan import PackPlan, PlannedSection
 from shared_experts.temporary import refusing
 
+BESIDE_BYTES = 512 << 10  # of a step that is hashed by another thread: a smaller one is done before that would wake up
 FLUSH_BYTES = 32 << 20  # written bytes go to the disk in such runs, so that the sync at a section's end has little left
 
 
@@ -91,14 +92,17 @@ class PackWriter:
             descriptor = self._open(planned.file)
         for data in steps:
             view = data.data.cast("B")
-            hashing = hasher.submit(digest.update, view)
+            hashing = hasher.submit(digest.update, view) if len(view) >= BESIDE_BYTES else None
             with refusing(f"{self._folder / planned.file}: section {planned.name!r}"):
                 _write_all(descriptor, view, start + done)
                 done += len(view)
                 if done - flushed >= FLUSH_BYTES:  # starts the writing of dirty pages, waits for nothing
                     os.posix_fadvise(descriptor, start + flushed, done - flushed, os.POSIX_FADV_DONTNEED)
                     flushed = done
-            hashing.result()
+            if hashing is None:
+                digest.update(view)
+            else:
+                hashing.result()
             self._done_bytes += len(view)
             self._progress(planned.name, self._done_bytes, self._plan.total_bytes)
         if done != planned.bytes:
