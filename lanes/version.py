@@ -9,15 +9,25 @@ import importlib.metadata
 import json
 
 from lanes.errors import NativeKernelUnavailable
+from shared_experts.errors import NativeMissing
 
 
 def report() -> str:
-    """Versions, and the instruction set that the native kernel would use here (or why it cannot)."""
+    """Versions, the native kernel's instruction set here (or why it has none), what is wrong with other libraries."""
     from lanes.experts.native import ExpertKernel
+    from shared_experts.floats import load_floats
+    from shared_experts.quantiser import load_quantiser
+    from shared_experts.row_reader import check_library
 
     found = {name: importlib.metadata.version(name) for name in ("expressway", "torch", "numpy")}
     try:
         kernel = {"isa": ExpertKernel.best_isa()}
     except NativeKernelUnavailable as error:
         kernel = {"error": str(error)}
-    return json.dumps({"versions": found, "kernel": kernel})
+    missing = []
+    for load in (load_floats, load_quantiser, check_library):
+        try:
+            load()
+        except NativeMissing as error:
+            missing.append(str(error))
+    return json.dumps({"versions": found, "kernel": kernel, "missing": missing})

@@ -223,6 +223,11 @@ def read_pages(descriptor: int, offsets: I64Array, page_bytes: int, depth: int) 
     return took
 
 
+def check_library() -> None:
+    """Raises NativeMissing where the library was not built."""
+    _load()
+
+
 @functools.cache
 def _load() -> ctypes.CDLL:
     """The library beside this package; raises NativeMissing where it was not built."""

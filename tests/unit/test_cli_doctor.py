@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import socket
 import subprocess
 import tempfile
@@ -11,17 +10,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from coordinator.cli import commands, doctor_checks
-from coordinator.cli.doctor_checks import (
-    compiler,
+from coordinator.cli import commands, doctor_checks, doctor_gpu, doctor_host, gpu_probe
+from coordinator.cli.doctor_checks import compiler, native_code, pack, port, run_directory
+from coordinator.cli.doctor_gpu import gpu, judge
+from coordinator.cli.doctor_host import (
     huge_pages,
     memlock,
     memory,
-    native_code,
-    port,
-    ray_environment,
-    run_directory,
+    open_files,
+    pack_fits,
+    state_disk,
+    transparent_huge_pages,
 )
+from coordinator.cli.doctor_ray import command_lines, other_rays, ray_environment, ray_version
+
+GIB = 1 << 30
 
 
 def test_compiler(monkeypatch):
@@ -35,9 +38,10 @@ def test_compiler(monkeypatch):
 @pytest.mark.parametrize(
     ("said", "state"),
     [
-        ('{"kernel": {"isa": "avx512"}}', "ok"),
-        ('{"kernel": {"isa": "scalar"}}', "warn"),
-        ('{"kernel": {"error": "not built"}}', "fail"),
+        ('{"kernel": {"isa": "avx512"}, "missing": []}', "ok"),
+        ('{"kernel": {"isa": "scalar"}, "missing": []}', "warn"),
+        ('{"kernel": {"error": "not built"}, "missing": []}', "fail"),
+        ('{"kernel": {"isa": "avx512"}, "missing": ["librows was not built"]}', "fail"),
         ("", "fail"),
         ("[]", "fail"),
         ("{}", "fail"),
@@ -58,25 +62,172 @@ def test_native_code_that_hangs(monkeypatch):
     assert native_code({}).state == "fail"
 
 
-def test_memory_and_locked_memory():
-    assert memory("MemTotal: 9 kB\nMemAvailable:    4194304 kB\n").state == "ok"
-    assert memory("MemTotal: 9 kB\nMemAvailable:    4194303 kB\n").state == "warn"
+def meminfo(available_bytes):
+    return f"MemTotal: 9 kB\nMemAvailable:    {available_bytes >> 10} kB\n"
+
+
+def test_memory():
+    assert memory(meminfo(4 * GIB)).state == "ok"
+    assert memory(meminfo(4 * GIB - 1024)).state == "warn"
     assert memory("").state == "warn"
-    assert [memlock(limit).state for limit in (resource.RLIM_INFINITY, 1 << 30, (1 << 30) - 1)] == ["ok", "ok", "warn"]
 
 
-def test_huge_pages(tmp_path):
-    assert "4 KiB" in huge_pages(tmp_path / "none").found
-    (tmp_path / "free_hugepages").write_text("1024\n")
-    assert "2.0 GiB" in huge_pages(tmp_path).found
+def limits(locked="8388608", files="1024"):
+    """As /proc/self/limits looks."""
+    return (
+        "Limit                     Soft Limit           Hard Limit           Units     \n"
+        f"Max locked memory         {locked:<20} unlimited            bytes     \n"
+        f"Max open files            {files:<20} 1048576              files     \n"
+    )
+
+
+@pytest.mark.parametrize(("locked", "state"), [("unlimited", "ok"), (GIB, "ok"), (GIB - 1, "warn"), (0, "warn")])
+def test_locked_memory(locked, state):
+    found = memlock(limits(locked=str(locked)))
+    assert found.state == state
+    assert (found.remedy != "") == (state != "ok")
+
+
+@pytest.mark.parametrize(("files", "state"), [("unlimited", "ok"), (1024, "ok"), (1023, "warn")])
+def test_open_files(files, state):
+    assert open_files(limits(files=str(files))).state == state
+
+
+def test_limits_that_cannot_be_read_are_no_failure():
+    assert [memlock("").state, open_files("nonsense\n").state] == ["warn", "warn"]
+    assert memlock(Path("/proc/self/limits").read_text()).found != ""
+
+
+def test_huge_pages():
+    assert "4 KiB" in huge_pages(None).found
+    assert "4 KiB" in huge_pages("0\n").found
+    assert "2.0 GiB" in huge_pages("1024\n").found
+
+
+def test_transparent_huge_pages():
+    assert "advise" in transparent_huge_pages("always within_size [advise] never deny force\n").found
+    assert "off" in transparent_huge_pages("always within_size advise [never] deny force\n").found
+    assert transparent_huge_pages(None).state == "ok"
+
+
+DESCRIBED = {
+    "name": "m", "dense_dtype": "bf16", "experts": {"bytes": 10 * GIB, "format": "q4g64"},
+    "sections": [{"name": "experts.0", "bytes": 10 * GIB}, {"name": "dense", "bytes": GIB}],
+}  # fmt: skip
+# a lane: the dense weights as fp32, half a GiB for itself, its cache
+ONE_LANE = 2 * GIB + doctor_host.LANE_BYTES + GIB // 2
+
+
+def fits(available, *, lanes=1, pages=0, described=DESCRIBED):
+    return pack_fits(described, meminfo(available), pages, lanes, GIB // 2)
+
+
+def test_a_pack_is_compared_with_free_memory():
+    needed = 10 * GIB + 2 * ONE_LANE
+    assert fits(needed - 1024, lanes=2).state == "fail"
+    assert "--lanes" in fits(needed - 1024, lanes=2).remedy
+    assert fits(needed, lanes=2).state == "warn"  # nothing left for conversations
+    assert fits(int(needed / 0.9) + 1024, lanes=2).state == "ok"
+    assert fits(needed - 1024, lanes=1).state != "fail"
+    assert pack_fits(DESCRIBED, "", 0, 1, 0).state == "warn"
+
+
+def test_a_region_in_reserved_huge_pages_takes_no_other_memory():
+    assert fits(2 * ONE_LANE, pages=5 * 1024).state == "ok"
+    assert fits(2 * ONE_LANE, pages=5 * 1024 - 1).state == "fail"
+
+
+def test_fp32_weights_are_not_doubled_and_a_cache_is_no_larger_than_the_experts():
+    small = DESCRIBED | {"dense_dtype": "f32", "experts": {"bytes": 1 << 20}}
+    assert fits(int((GIB + doctor_host.LANE_BYTES + (2 << 20)) / 0.9) + 1024, described=small).state == "ok"
+
+
+def test_a_pack_is_looked_at_in_a_process_of_its_own(monkeypatch):
+    def answers(code, out="", err=""):
+        done = subprocess.CompletedProcess([], code, stdout=out, stderr=err)
+        monkeypatch.setattr(doctor_checks.subprocess, "run", lambda argv, **_: done)
+
+    answers(0, json.dumps(DESCRIBED))
+    found, described = pack("p", {})
+    assert (found.state, described) == ("ok", DESCRIBED)
+    answers(1, err="noise\nerror: bad_pack: p: is no pack\n")
+    found, described = pack("p", {})
+    assert (found.state, found.found, described) == ("fail", "bad_pack: p: is no pack", None)
+
+
+def test_state_disk(monkeypatch, tmp_path):
+    usage = doctor_host.shutil.disk_usage(tmp_path)
+    for free, state in ((GIB, "ok"), (GIB - 1, "warn")):
+        monkeypatch.setattr(doctor_host.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
+        assert state_disk(tmp_path / "not" / "there").state == state
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ray_environment():
     assert ray_environment({"PATH": "/bin"}).state == "ok"
-    found = ray_environment({"RAY_ADDRESS": "x", "RAY_AUTH_TOKEN": "secret"})
+    found = ray_environment({"RAY_ADDRESS": "x", "RAY_AUTH_TOKEN": "secret", "RAY_memory_monitor_refresh_ms": "250"})
     assert found.state == "warn"
     assert "RAY_ADDRESS" in found.found
-    assert "secret" not in found.found
+    assert "RAY_memory_monitor_refresh_ms" in found.found
+    assert "memory monitor" in found.remedy
+    assert "secret" not in found.found + found.remedy
+
+
+@pytest.mark.parametrize(
+    ("version", "state"), [(None, "ok"), ("2.59.1", "ok"), ("2.59.0", "warn"), ("3.0.0rc1", "ok"), ("1.9", "warn")]
+)
+def test_ray_version(version, state):
+    assert ray_version(version).state == state
+
+
+def test_another_ray_on_this_host():
+    ours = "/x/ray/core/src/ray/raylet/raylet --session=/tmp/exw-ray-abc/session"
+    other = "/x/ray/core/src/ray/raylet/raylet --session=/tmp/ray/session"
+    assert other_rays(["python -m raylet_tools", ours]).state == "ok"
+    found = other_rays([ours, other])
+    assert (found.state, found.found[0]) == ("warn", "1")
+    assert "RAY_memory_monitor_refresh_ms=0" in found.remedy
+    assert any("pytest" in line for line in command_lines())
+
+
+H200 = {"name": "NVIDIA H200", "memory_bytes": 150 * 10**9, "host_register": 1, "read_only_host_register": 1}
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "said"),
+    [
+        ({"absent": "no CUDA driver"}, "ok", "lanes run on the CPU"),
+        ({"driver": 12080, "devices": []}, "ok", "no GPU"),
+        ({"error": "cuInit failed with code 999"}, "fail", "999"),
+        ({"driver": 12080, "devices": [H200]}, "ok", "NVIDIA H200 (140 GiB), driver for CUDA 12.8; read-only"),
+        ({"driver": 12080, "devices": [H200, H200 | {"read_only_host_register": 0}]}, "warn", "cannot be registered"),
+        ({"driver": 12080, "devices": [{"name": "GPU 0", "error": "x"}]}, "warn", "cannot be registered"),
+    ],
+)
+def test_gpu(found, state, said):
+    assert judge(found).state == state
+    assert said in judge(found).found
+
+
+@pytest.mark.parametrize("answer", ["", "[]", "{}", "null", '{"devices": 1, "driver": 1}'])
+def test_a_gpu_probe_that_breaks_off_is_a_failure(monkeypatch, answer):
+    done = subprocess.CompletedProcess([], -11, stdout=answer, stderr="")
+    monkeypatch.setattr(doctor_gpu.subprocess, "run", lambda argv, **_: done)
+    assert gpu({}).state == "fail"
+
+
+def test_a_driver_that_hangs_is_a_failure(monkeypatch):
+    def hang(argv, **_):
+        raise subprocess.TimeoutExpired(argv, 1)
+
+    monkeypatch.setattr(doctor_gpu.subprocess, "run", hang)
+    assert gpu({}).state == "fail"
+
+
+def test_the_probe_itself_on_any_host(monkeypatch):
+    assert {"absent", "error", "driver"} & set(gpu_probe.probe())
+    monkeypatch.setattr(gpu_probe, "LIBRARY", "libno-such-driver.so.1")
+    assert gpu_probe.probe() == {"absent": "no CUDA driver"}
 
 
 def test_run_directory():
