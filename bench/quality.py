@@ -1,4 +1,4 @@
-"""`python -m bench.quality`: what 4-bit experts cost, as KL divergence from the same model with f32 experts.
+"""`python -m bench.quality`: what quantised experts cost, as KL divergence from the same model with f32 experts.
 
 Teacher-forced over random tokens, dense weights f32 everywhere, so that experts are the only difference. Each format is
 measured as served (native kernel, int8 activations) and with exact activations; and one layer at a time on the f32
@@ -36,10 +36,10 @@ from lanes.models import load_model
 from lanes.state.pool import StatePool
 from lanes.window import Window
 from shared_experts.convert import convert
-from shared_experts.layout import record_offset
+from shared_experts.layout import EXPERT_FORMATS, record_offset
 from shared_experts.pack import Pack
 
-FORMATS = ("q4g64", "q4g32")
+FORMATS = ("q8", "q4g64", "q4g32")
 CHUNK_ROWS = 256
 CASES = (("demo", 2), ("demo", 8), ("tiny", 8))  # preset, layers
 
@@ -143,7 +143,7 @@ def measure(preset: str, layers_count: int, seeds: int, tokens: int, folder: Pat
     """Every format that fits the preset, over `seeds` checkpoints of `tokens` tokens each."""
     kinds = None if layers_count >= 4 else ("linear_attention",) * (layers_count - 1) + ("full_attention",)
     config = replace(PRESETS[preset], num_hidden_layers=layers_count, layer_types=kinds, ple_layer_ids=(1,))
-    group = {"q4g64": 64, "q4g32": 32}
+    group = {name: EXPERT_FORMATS[name].group for name in FORMATS}
     formats = [f for f in FORMATS if config.hidden_size % group[f] == config.moe_intermediate_size % group[f] == 0]
     found = {(f, how): Divergence() for f in ("f32", *formats) for how in ("as_served", "exact_activations")}
     unrelated = Divergence()
