@@ -1,10 +1,10 @@
 """`python -m bench.rehearsal`: two layers of the real dimensions are converted, and the time is taken apart.
 
 Hidden 2560, 512 experts of 640 per layer; vocabulary and n-gram table are scaled down. Written once in bf16 (fused
-experts) and once in FP8 (an expert each, 128 x 128 scales), read cold. In turns with the conversion stand what the
-disk gives and what the quantiser alone takes, with the same threads. The share is the rate of the expert sections over
-the slower of the two, in bytes of the checkpoint. Weights are drawn from a pool of random numbers: what they are
-changes nothing about the time.
+experts) and once in FP8 (an expert each, 128 x 128 scales), read cold. The conversion is stopped and let go in turns
+with the quantiser alone, both with the same threads, so that whatever else the machine does hits both alike; the disk
+is measured before and after. The share is the rate at which experts are written over that of the slower of the two.
+Weights are drawn from a pool of random numbers: what they are changes nothing about the time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import statistics
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -143,36 +147,76 @@ def _status(field: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One conversion."""
+    """What a conversion's own process knows of it."""
 
-    seconds: float
-    section_seconds: dict[str, float]
-    pack_bytes: dict[str, int]
+    tail_seconds: dict[str, float]  # of the sections after the experts
     peak_bytes: int
     header_bytes_per_tensor: int
+    error: str
 
 
-def converted(source: Path, target: Path, experts: str, threads: int) -> Run:
-    """One conversion in this process: seconds per kind of section, and memory."""
+def converted(source: Path, target: Path, experts: str, threads: int, done: Any, answer: Connection) -> None:
+    """A conversion in this process; `done` counts the bytes of expert records, a Run goes to `answer`."""
     before = _status("VmRSS")
     with Checkpoint.open(source) as checkpoint:
         opened = _status("VmRSS") - before
         tensors = sum(len(file.tensors) for file in checkpoint._files)
-    seconds: dict[str, float] = {}
-    bytes_out: dict[str, int] = {}
-    last = [time.monotonic(), 0]
+    seconds = {"dense": 0.0, "ngram": 0.0}
+    last = time.monotonic()
 
-    def note(what: str, done: int, total: int) -> None:
+    def note(what: str, at: int, total: int) -> None:
+        nonlocal last
         kind, now = what.split(".")[0], time.monotonic()
-        seconds[kind] = seconds.get(kind, 0.0) + now - last[0]
-        bytes_out[kind] = bytes_out.get(kind, 0) + done - int(last[1])
-        last[:] = [now, done]
+        if kind == "experts":
+            done.value = at
+        elif kind in seconds:
+            seconds[kind] += now - last
+        last = now
 
-    began = time.monotonic()
-    convert(source, target, experts=experts, threads=threads, progress=note)
-    whole = time.monotonic() - began
-    del bytes_out["manifest"], seconds["manifest"]
-    return Run(round(whole, 2), seconds, bytes_out, _status("VmHWM"), max(0, opened) // tensors)
+    error = ""
+    try:
+        convert(source, target, experts=experts, threads=threads, progress=note)
+    except Exception as failure:
+        error = repr(failure)
+    answer.send(Run(seconds, _status("VmHWM"), max(0, opened) // tensors, error))
+
+
+@dataclass
+class Turns:
+    """Rates of windows in which the conversion ran, each between two in which the quantiser ran alone."""
+
+    converting: list[float]  # bytes of records per second
+    quantising: list[float]
+    seconds: float = 0.0  # that the conversion ran until the experts were written
+
+    def shares(self) -> list[float]:
+        """Every window over the mean of its neighbours."""
+        pairs = itertools.pairwise(self.quantising)
+        return [c / ((a + b) / 2) for c, (a, b) in zip(self.converting, pairs, strict=True)]
+
+
+def in_turns(layout: RecordLayout, threads: int, window_s: float, child: BaseProcess, done: Any, total: int) -> Turns:
+    """Lets the child run and stops it, in turns with the quantiser, until all expert records are written."""
+    assert child.pid is not None
+
+    def alone() -> float:
+        return quantiser_rate(layout, threads, window_s) * layout.record_bytes
+
+    while not done.value and child.is_alive():  # imports and headers are no part of a window
+        time.sleep(0.001)
+    turns = Turns([], [])
+    while True:
+        os.kill(child.pid, signal.SIGSTOP)
+        turns.quantising.append(alone())
+        first, began = done.value, time.monotonic()
+        os.kill(child.pid, signal.SIGCONT)
+        while done.value < total and child.is_alive() and time.monotonic() - began < window_s:
+            time.sleep(0.01)
+        seconds = time.monotonic() - began
+        turns.seconds += seconds
+        if done.value >= total or not child.is_alive():
+            return turns  # the last window is cut short by what follows the experts
+        turns.converting.append((done.value - first) / seconds)
 
 
 def source_bytes(config: TinyConfig, dtype: str) -> dict[str, int]:
@@ -199,47 +243,59 @@ def released(dtype: str, rates: dict[str, float], peak: int, per_tensor: int) ->
 
 
 def rehearse(
-    folder: Path, dtype: str, experts: str, threads: int, config: TinyConfig, rounds: int, rate_seconds: float = 3.0
+    folder: Path, dtype: str, experts: str, threads: int, config: TinyConfig, window_s: float = 3.0
 ) -> dict[str, object]:
-    """One dtype: write, then conversions in turns with the rates of the disk and of the quantiser."""
+    """One dtype: write, then a conversion in turns with the quantiser, between two measurements of the disk."""
     source, target = folder / dtype, folder / f"{dtype}.pack"
     total = write_real(source, dtype, config)
     file, sizes = source / "model.safetensors", source_bytes(config, dtype)
     layout = RecordLayout.of(EXPERT_FORMATS[experts], config.hidden_size, config.moe_intermediate_size)
-    per_expert = sizes["experts"] / (config.num_experts * config.num_hidden_layers)
-    disk: list[float] = []
-    quantiser: list[float] = []
-    runs: list[Run] = []
-    shares: list[float] = []
-
-    def rates() -> None:
-        disk.append(read_rate(file, threads + 1, 4 << 30))
-        quantiser.append(quantiser_rate(layout, threads, rate_seconds) * per_expert)
-
-    rates()
-    for _ in range(rounds):
-        forget(file)
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
-            runs.append(child.submit(converted, source, target, experts, threads).result())
-        shutil.rmtree(target)
-        rates()
-        experts_rate = sizes["experts"] / runs[-1].section_seconds["experts"]
-        slower = min(statistics.mean(disk[-2:]), statistics.mean(quantiser[-2:]))
-        shares.append(experts_rate / slower)
+    records = config.num_experts * config.num_hidden_layers * layout.record_bytes
+    per_record_byte = sizes["experts"] / records
+    disk = [read_rate(file, threads + 1, 4 << 30)]
+    forget(file)
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    done = context.Value("q", 0, lock=False)
+    child = context.Process(target=converted, args=(source, target, experts, threads, done, there))
+    child.start()
+    there.close()
+    turns = in_turns(layout, threads, window_s, child, done, records)
+    run: Run = here.recv()
+    child.join()
+    if run.error:
+        raise RuntimeError(run.error)
+    pack_bytes = sum(path.stat().st_size for path in target.iterdir())
+    shutil.rmtree(target)
+    disk.append(read_rate(file, threads + 1, 4 << 30))
     shutil.rmtree(source)
-    reached = {kind: statistics.median(sizes[kind] / run.section_seconds[kind] for run in runs) for kind in sizes}
-    peak, per_tensor = max(run.peak_bytes for run in runs), max(run.header_bytes_per_tensor for run in runs)
+    quantiser = [rate * per_record_byte for rate in turns.quantising]
+    if min(disk) < statistics.median(quantiser):
+        shares = [rate * per_record_byte / statistics.mean(disk) for rate in turns.converting]
+    else:
+        shares = turns.shares()
+    shares = shares or [0.0]  # a model so small that no window was whole
+    reached = {
+        "experts": sizes["experts"] / turns.seconds,
+        "ngram": sizes["ngram"] / run.tail_seconds["ngram"],
+        "dense": sizes["dense"] / run.tail_seconds["dense"],
+    }
+    quarters = statistics.quantiles(shares, n=4) if len(shares) > 1 else shares * 3
     return {
         "dtype": dtype,
         "checkpoint_bytes": total,
         "source_bytes": sizes,
+        "pack_bytes": pack_bytes,
         "disk_read_bytes_per_s": [round(r) for r in disk],
-        "quantiser_source_bytes_per_s": [round(r) for r in quantiser],
+        "quantiser_source_bytes_per_s_median": round(statistics.median(quantiser)),
         "reached_source_bytes_per_s": {kind: round(r) for kind, r in reached.items()},
-        "share_of_slower": [round(s, 3) for s in shares],
+        "slower": "disk" if min(disk) < statistics.median(quantiser) else "quantiser",
+        "windows": len(shares),
         "share_of_slower_median": round(statistics.median(shares), 3),
-        "runs": [asdict(run) for run in runs],
-        "released_model": released(dtype, reached, peak, per_tensor),
+        "share_of_slower_quartiles": [round(quarters[0], 3), round(quarters[-1], 3)],
+        "peak_bytes": run.peak_bytes,
+        "header_bytes_per_tensor": run.header_bytes_per_tensor,
+        "released_model": released(dtype, reached, run.peak_bytes, run.header_bytes_per_tensor),
     }
 
 
@@ -249,7 +305,7 @@ def main() -> None:
     parser.add_argument("--experts", choices=[f for f in EXPERT_FORMATS if f != "f32"], default="q4g64")
     parser.add_argument("--dtypes", nargs="+", choices=("bf16", "fp8"), default=["bf16", "fp8"])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--window", type=float, default=3.0, help="seconds of each turn")
     parser.add_argument("--folder", type=Path, help="where to write (default: the temporary directory)")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
@@ -259,14 +315,14 @@ def main() -> None:
         if free < needed:
             parser.error(f"{needed >> 30} GiB of disk are needed, {free >> 30} are free")
         parts = [
-            rehearse(Path(name), dtype, chosen.experts, chosen.threads, REAL, chosen.rounds) for dtype in chosen.dtypes
+            rehearse(Path(name), dtype, chosen.experts, chosen.threads, REAL, chosen.window) for dtype in chosen.dtypes
         ]
-    arguments = ["--experts", chosen.experts, "--dtypes", *chosen.dtypes, "--rounds", str(chosen.rounds)]
+    arguments = ["--experts", chosen.experts, "--dtypes", *chosen.dtypes, "--window", str(chosen.window)]
     result = frame(
         "bench.rehearsal",
         [*arguments, "--threads", str(chosen.threads), *(["--out", str(chosen.out)] if chosen.out else [])],
         pack={"experts": chosen.experts, "dense": "bf16", "hidden": 2560, "experts_per_layer": 512, "layers": 2},
-        conditions={"threads": chosen.threads, "rounds": chosen.rounds, "checkpoint": "cold, one file, same disk"},
+        conditions={"threads": chosen.threads, "window_s": chosen.window, "checkpoint": "cold, one file, same disk"},
         packages=("numpy",),
     )
     write({**result, "parts": parts}, chosen.out)
