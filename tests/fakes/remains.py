@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+# Ours, and what Python, torch and its OpenMP libraries could make for us.
+SHARED_MEMORY_PREFIXES = ("expressway", "exw", "psm_", "sem.", "torch_", "__KMP", "ray")
+
+
 @dataclass(frozen=True, slots=True)
 class Remains:
     """Everything that still mentions the folder; two snapshots of a quiet folder are equal."""
@@ -15,7 +19,7 @@ class Remains:
     processes: tuple[str, ...]  # command lines
     sockets: tuple[str, ...]  # paths of Unix sockets that somebody holds
     files: tuple[str, ...]  # below the folder
-    shared_memory: tuple[str, ...]  # names in /dev/shm that no living process has mapped
+    shared_memory: tuple[str, ...]  # names in /dev/shm that no living process has mapped and that could be ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ def slope(values: list[int]) -> float:
 
 def _forgotten_shared_memory() -> tuple[str, ...]:
     """What other programs on this host use is not ours; what nobody uses was left behind."""
-    names = os.listdir("/dev/shm")
+    names = [name for name in os.listdir("/dev/shm") if name.startswith(SHARED_MEMORY_PREFIXES)]
     if not names:
         return ()
     used = set()
