@@ -26,6 +26,7 @@ from coordinator.doors.http import build_app
 from coordinator.doors.listen import listen_http
 from coordinator.errors import BadAddress
 from coordinator.generation_config import GenerationConfig
+from coordinator.grpc_server import start_server
 from coordinator.lane_view import Roster
 from coordinator.serving import Serving
 from coordinator.stats import Recorder
@@ -114,5 +115,5 @@ async def _listen_grpc(server: aio.Server, address: Address) -> Address:
         raise BadAddress(f"{address}: cannot listen there") from error
     finally:
         os.umask(umask)
-    await server.start()
+    await start_server(server)
     return address if address.path else replace(address, port=port)

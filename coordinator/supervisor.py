@@ -23,6 +23,7 @@ import structlog
 
 from coordinator import limits
 from coordinator.fleet import Backoff, FleetLimits
+from coordinator.grpc_server import start_server
 from coordinator.launchers.base import Launcher, ProcessHandle, ProcessSpec
 from laneproto.v1 import keeper_pb2, keeper_pb2_grpc
 
@@ -266,6 +267,6 @@ async def serve_keepers(supervisor: Supervisor, socket: Path) -> grpc.aio.Server
     server = grpc.aio.server()
     keeper_pb2_grpc.add_KeepersServicer_to_server(KeeperService(supervisor), server)
     server.add_insecure_port(f"unix:{socket}")
-    await server.start()
+    await start_server(server)
     os.chmod(socket, 0o600)
     return server
