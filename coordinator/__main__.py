@@ -48,9 +48,9 @@ def main() -> None:
     """Run the process and exit with its code."""
     try:
         command.main(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+    except click.UsageError as error:
+        print(f"error: usage: {error.format_message()}", file=sys.stderr)
+        sys.exit(2)
     except CoordinatorError as error:
         print(f"error: {error.code}: {error.message}", file=sys.stderr)
         sys.exit(1)

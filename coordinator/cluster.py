@@ -11,13 +11,13 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coordinator import limits
 from coordinator.clusters import clear_stale, who_listens
 from coordinator.config import Address, ServeConfig, choose_address, split_cores
-from coordinator.errors import BadAddress
+from coordinator.errors import BadAddress, Interrupted
 from coordinator.launchers import open_launcher
 from coordinator.plan import plan_cluster
 from coordinator.rundir import RunDir
@@ -55,7 +55,9 @@ async def run_cluster(
     config: ServeConfig, env: Mapping[str, str], on_progress: OnProgress, on_ready: Callable[[Running], None]
 ) -> None:
     """Start everything, wait until it serves, go on until SIGINT or SIGTERM, stop everything. A `SetupError` says why
-    it could not be done."""
+    it could not be done; `Interrupted`, that the signal came before it served."""
+    signals = _Signals()
+    signals.listen()
     cores = split_cores(sorted(os.sched_getaffinity(0)), config.lanes, config.cores_per_lane)
     os.umask(0o077)
     run_dir = RunDir.claim(config.cluster, env)
@@ -68,9 +70,10 @@ async def run_cluster(
             page=config.page and free_address(config.page, env),
         )
         launcher = open_launcher(config.launcher, run_dir)
+        signals.listen()  # again: Ray has put a handler of its own there
         try:
             supervisor = Supervisor(plan_cluster(config, run_dir, cores, env), launcher)
-            await _supervise(supervisor, config, run_dir, on_progress, on_ready)
+            await _supervise(supervisor, config, run_dir, signals, on_progress, on_ready)
         finally:
             await launcher.close()
     finally:
@@ -94,14 +97,20 @@ async def _supervise(
     supervisor: Supervisor,
     config: ServeConfig,
     run_dir: RunDir,
+    signals: _Signals,
     on_progress: OnProgress,
     on_ready: Callable[[Running], None],
 ) -> None:
-    stop, now = asyncio.Event(), asyncio.Event()
-    _on_signals(stop, now)
+    served = False
+
+    def announce(running: Running) -> None:
+        nonlocal served
+        served = True
+        on_ready(running)
+
     server = await serve_keepers(supervisor, run_dir.socket("supervisor"))
-    life = asyncio.create_task(_live(supervisor, config, run_dir, on_progress, on_ready))
-    stopping = asyncio.create_task(stop.wait())
+    life = asyncio.create_task(_live(supervisor, config, run_dir, on_progress, announce))
+    stopping = asyncio.create_task(signals.stop.wait())
     try:
         await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if life.done():
@@ -110,8 +119,10 @@ async def _supervise(
         life.cancel()
         stopping.cancel()
         await asyncio.gather(life, stopping, return_exceptions=True)
-        await _shut_down(supervisor, config, now)
+        await _shut_down(supervisor, config, signals.now)
         await server.stop(0.0)
+    if not served:
+        raise Interrupted("stopped before it was ready", signals.first)
 
 
 async def _live(
@@ -151,12 +162,22 @@ async def _shut_down(supervisor: Supervisor, config: ServeConfig, now: asyncio.E
     await supervisor.close()
 
 
-def _on_signals(stop: asyncio.Event, now: asyncio.Event) -> None:
-    def received() -> None:
-        if stop.is_set():
-            now.set()
-        stop.set()
+@dataclass(slots=True)
+class _Signals:
+    """What this process was told: the first signal stops it in order, a second one at once."""
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, received)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    now: asyncio.Event = field(default_factory=asyncio.Event)
+    first: int = 0
+
+    def listen(self) -> None:
+        """From now on, a signal cancels nothing by itself."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._received, number)
+
+    def _received(self, number: int) -> None:
+        if self.stop.is_set():
+            self.now.set()
+        self.first = self.first or number
+        self.stop.set()

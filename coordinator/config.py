@@ -15,10 +15,14 @@ import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coordinator.errors import BadAddress, BadOption
+from coordinator.errors import BadAddress, BadOption, BadPack
 from coordinator.rundir import check_socket_path
 
 LANES_MAX = 256
+# What a lane takes for its own options of the same names; a test compares them.
+CONTEXT_MIN, CONTEXT_MAX = 2, 1 << 20
+PREFILL_CHUNK_MAX = 8192
+SIZE_MAX_BYTES = 1 << 40
 DEFAULT_HTTP = "127.0.0.1:8000"
 DEFAULT_GRPC = "127.0.0.1:8001"
 DEFAULT_PAGE = "127.0.0.1:8002"
@@ -102,6 +106,14 @@ class CoordinatorConfig:
     owner_socket: Path | None = None  # of the region's owner, for the page
 
 
+def parse_http(text: str) -> Address:
+    """Where the HTTP door listens: HOST:PORT."""
+    address = Address.parse(text)
+    if address.path:
+        raise BadAddress(f"{text}: --http takes HOST:PORT; a Unix socket is for --grpc")
+    return address
+
+
 def parse_page(text: str) -> Address | None:
     """Where the page listens: HOST:PORT, or None for "off"."""
     if text == NO_PAGE:
@@ -113,26 +125,33 @@ def parse_page(text: str) -> Address | None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes, from "2GiB", "1.5GB", "300000". BadOption says what is wrong."""
+    """Bytes, from "2GiB", "1.5GB", "300000", at most 1024GiB. BadOption says what is wrong."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise BadOption(f"{text!r}: expected a size such as 512MiB, 2GiB or 2000000000")
     whole, fraction, unit = match.groups()
     scale = _UNITS[(unit or "").upper()]
-    return int(whole) * scale + (int(fraction) * scale // 10 ** len(fraction) if fraction else 0)
+    size = int(whole) * scale + (int(fraction) * scale // 10 ** len(fraction) if fraction else 0)
+    if size > SIZE_MAX_BYTES:
+        raise BadOption(f"{text!r}: more than 1024GiB")
+    return size
 
 
 def check_pack(pack: Path) -> Path:
-    """The pack's absolute path, if there is something that looks like one. What is in it is the owner's to check."""
-    manifest = pack / "manifest.msgpack"
-    if not manifest.is_file():
-        found = (
-            "no such directory"
-            if not pack.is_dir()
-            else "no manifest.msgpack in it; make a pack with `expressway pack`"
-        )
-        raise BadOption(f"{pack}: {found}")
+    """The pack's absolute path, if there is something that looks like one. BadPack says what is there instead."""
+    if not pack.exists():
+        raise BadPack(f"{pack}: no such directory")
+    if not pack.is_dir():
+        raise BadPack(f"{pack}: is a file; a pack is a directory")
+    if not (pack / "manifest.msgpack").is_file():
+        raise BadPack(f"{pack}: no manifest.msgpack in it; make a pack with `expressway pack`")
     return pack.resolve()
+
+
+def check_device(device: str) -> None:
+    """BadOption, in a lane's own words, for a device that no lane runs on."""
+    if device == "cuda":
+        raise BadOption("--device: 'cuda' is not served by this version; lanes run on 'cpu'")
 
 
 def choose_address(address: Address, *, remove_stale: bool = True) -> Address:

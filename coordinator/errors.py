@@ -32,10 +32,12 @@
     │   ├── BadAddress               bad_address               no         500   INTERNAL
     │   ├── BadTokenizer             bad_tokenizer             no         500   INTERNAL
     │   ├── BadOption                bad_option                no         500   INTERNAL
+    │   ├── BadPack                  bad_pack                  no         500   INTERNAL
     │   ├── LauncherError            launcher                  no         500   INTERNAL
     │   ├── StartFailed              start_failed              no         500   INTERNAL
     │   └── RunDirError              run_dir                   no         500   INTERNAL
     │       └── RunDirBusy           run_dir_busy              yes        500   INTERNAL
+    ├── Interrupted              interrupted               no         500   INTERNAL
     └── InternalError                internal                  no         500   INTERNAL
 
 The classes carry the table; a test compares them with the drawing. Messages are for the client: no path, no address.
@@ -278,6 +280,12 @@ class BadOption(SetupError):
     code = "bad_option"
 
 
+class BadPack(SetupError):
+    """What was named is no pack."""
+
+    code = "bad_pack"
+
+
 class LauncherError(SetupError):
     """Processes cannot be started on this host in the way that was asked for."""
 
@@ -303,7 +311,23 @@ class RunDirBusy(RunDirError):
     retryable = True
 
 
+class Interrupted(CoordinatorError):
+    """A command was told to stop before it was done."""
+
+    code = "interrupted"
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
 class InternalError(CoordinatorError):
     """A bug; the message says nothing, the log does."""
 
     code = "internal"
+
+
+def reported(code: str, message: str) -> CoordinatorError:
+    """What another process reported, as an error of its own stable code (codes belong to classes)."""
+    kind: type[CoordinatorError] = type("Reported", (CoordinatorError,), {"code": code})
+    return kind(message)

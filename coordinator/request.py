@@ -76,7 +76,9 @@ class Draft:
 
 def check(draft: Draft, *, request_id: str, model: ModelView) -> Request:
     """The request, or a `RequestError` that names the field."""
-    prompt_ids = _prompt(draft.prompt_ids, draft.prompt_param, model)
+    prompt_ids = check_prompt(
+        draft.prompt_ids, draft.prompt_param, context_tokens=model.context_tokens, vocab_size=model.vocab_size
+    )
     max_tokens = draft.default_max_tokens if draft.max_tokens is None else draft.max_tokens
     whole(max_tokens, draft.max_tokens_param, 1, limits.MAX_TOKENS_MAX)
     stop_ids = _stop_ids(draft, model)
@@ -115,16 +117,17 @@ def check_one(value: int, param: str) -> None:
         raise Unsupported(f"{param} must be 1", param=param)
 
 
-def _prompt(ids: Sequence[int], param: str, model: ModelView) -> tuple[int, ...]:
+def check_prompt(ids: Sequence[int], param: str, *, context_tokens: int, vocab_size: int) -> tuple[int, ...]:
+    """Token ids that a model can be asked."""
     if not ids:
         raise EmptyPrompt("the prompt has no tokens", param=param)
-    if len(ids) >= model.context_tokens:
+    if len(ids) >= context_tokens:
         raise ContextLengthExceeded(
-            f"the prompt has {len(ids)} tokens; the context of {model.context_tokens} must also hold the answer",
+            f"the prompt has {len(ids)} tokens; the context of {context_tokens} must also hold the answer",
             param=param,
         )
-    if min(ids) < 0 or max(ids) >= model.vocab_size:
-        raise TokenOutOfRange(f"token ids go from 0 to {model.vocab_size - 1}", param=param)
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        raise TokenOutOfRange(f"token ids go from 0 to {vocab_size - 1}", param=param)
     return tuple(ids)
 
 

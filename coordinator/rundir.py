@@ -42,14 +42,14 @@ _BUSY_TRIES, _BUSY_PAUSE_S = 5, 0.05  # somebody who only looks whether a cluste
 
 def state_dir(cluster: str, env: Mapping[str, str] = os.environ) -> Path:
     """Where the cluster keeps what outlives it. Not created here."""
-    return _xdg(env, "XDG_STATE_HOME", Path(env.get("HOME") or "/") / ".local" / "state") / _checked_name(cluster)
+    return _xdg(env, "XDG_STATE_HOME", Path(env.get("HOME") or "/") / ".local" / "state") / check_name(cluster)
 
 
 def run_path(cluster: str, env: Mapping[str, str] = os.environ) -> Path:
     """Where the cluster's run directory is or would be. Not created here."""
     runtime = env.get("XDG_RUNTIME_DIR", "")
     if runtime.startswith("/"):  # relative values are to be ignored, says the XDG specification
-        return Path(runtime) / "expressway" / _checked_name(cluster)
+        return Path(runtime) / "expressway" / check_name(cluster)
     return state_dir(cluster, env) / "run"
 
 
@@ -211,7 +211,8 @@ def check_socket_path(path: Path) -> Path:
     return path
 
 
-def _checked_name(cluster: str) -> str:
+def check_name(cluster: str) -> str:
+    """The name, if a cluster may have it."""
     if not _CLUSTER_NAME.fullmatch(cluster):
         raise RunDirError(f"cluster name {cluster!r}: 1 to 32 of a-z, 0-9 and '-', not starting with '-'")
     return cluster

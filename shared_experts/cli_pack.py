@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -57,7 +58,7 @@ def pack(
 
     A conversion that was stopped goes on where it was, when it is asked for again with the same options.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stopped conversion ends in order
+    signal.signal(signal.SIGTERM, _stop)  # so that a stopped conversion ends in order
     began = time.monotonic()
     with _progress("pack") as progress:
         manifest = convert(
@@ -154,6 +155,10 @@ def describe(manifest: Manifest, path: Path) -> dict[str, object]:
         ],
         "config": manifest.config,
     }
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    raise KeyboardInterrupt(number)
 
 
 def _note(what: str) -> None:

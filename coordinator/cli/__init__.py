@@ -1,18 +1,21 @@
 """`expressway`: one command per file of this package.
 
-Not here: what the commands do. Invariant: exit code 0 done, 1 refused or failed (one line `error: CODE: reason` on
-stderr), 2 wrong usage; whatever a command prints for programs goes to stdout, everything for people to stderr.
+Not here: what the commands do. Invariant: exit code 0 done, 1 refused or failed, 2 wrong usage (`failure` says how both
+are told), 128 + N stopped by signal N before it was done; whatever a command prints for programs goes to stdout,
+everything for people to stderr.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 
 import click
 
-from coordinator.errors import CoordinatorError
+from coordinator.cli.failure import fail
+from coordinator.errors import CoordinatorError, Interrupted
 
 COMMANDS = ("pack", "inspect", "verify", "serve", "generate", "status", "doctor")
 
@@ -29,6 +32,12 @@ class _Commands(click.Group):
         command: click.Command = importlib.import_module(f"coordinator.cli.{cmd_name}").command
         return command
 
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # click itself would print an empty line first
+            raise Interrupted("stopped by the user", signal.SIGINT) from None
+
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="expressway", prog_name="expressway")
@@ -41,15 +50,20 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault(
         "GRPC_VERBOSITY", "ERROR"
     )  # before gRPC is loaded: its notes on closed connections help nobody
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        result = commands.main(args=arguments, prog_name="expressway", standalone_mode=False)
-    except click.exceptions.Abort:
-        print("error: interrupted: stopped by the user", file=sys.stderr)
-        sys.exit(1)
-    except click.ClickException as error:
+        result = commands.main(args=words, prog_name="expressway", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        sys.exit(error.exit_code)
+        fail(words, "usage", "a command is missing", 2)
+    except click.ClickException as error:
+        fail(words, "usage", " ".join(error.format_message().split()), 2)
+    except Interrupted as error:
+        fail(words, error.code, error.message, 128 + error.signal_number)
+    except click.Abort:  # before the command had begun
+        fail(words, "interrupted", "stopped by the user", 128 + signal.SIGINT)
     except CoordinatorError as error:
-        print(f"error: {error.code}: {error.message}", file=sys.stderr)
-        sys.exit(1)
+        fail(words, error.code, error.message, 1)
+    except OSError as error:
+        fail(words, "io", str(error), 1)
     sys.exit(result if isinstance(result, int) else 0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from coordinator.errors import CoordinatorError
+from coordinator.errors import CoordinatorError, reported
 from coordinator.lane_client import ERROR_CODE_KEY
 from laneproto.v1 import lane_pb2, serve_pb2, serve_pb2_grpc
 
@@ -22,12 +22,6 @@ REASONS = {
     lane_pb2.FINISH_REASON_ERROR: "error",
 }
 CHANNEL_OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 8 << 20)]
-
-
-def refused(code: str, message: str) -> CoordinatorError:
-    """What the server said instead of an answer, as an error of the server's own code."""
-    kind: type[CoordinatorError] = type("ServerRefused", (CoordinatorError,), {"code": code})  # codes belong to classes
-    return kind(message)
 
 
 @dataclass(slots=True)
@@ -85,7 +79,7 @@ def _take(
         case "finished":
             done = event.finished
             if done.reason == lane_pb2.FINISH_REASON_ERROR:
-                raise refused(done.error_code or "lane_failed", done.error_message or "the lane reported an error")
+                raise reported(done.error_code or "lane_failed", done.error_message or "the lane reported an error")
             answer.finish_reason = REASONS.get(done.reason, "error")
             answer.usage = {
                 "prompt_tokens": done.usage.prompt_tokens,
@@ -109,7 +103,9 @@ def refusal(error: grpc.aio.AioRpcError) -> CoordinatorError:
     """What a gRPC error means, in the server's own stable code where it sent one."""
     for key, value in error.trailing_metadata() or ():
         if key == ERROR_CODE_KEY:
-            return refused(value if isinstance(value, str) else value.decode("ascii", "replace"), error.details() or "")
+            return reported(
+                value if isinstance(value, str) else value.decode("ascii", "replace"), error.details() or ""
+            )
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return refused("unreachable", f"nobody answers there: {error.details()}")
-    return refused(error.code().name.lower(), error.details() or "")
+        return reported("unreachable", f"nobody answers there: {error.details()}")
+    return reported(error.code().name.lower(), error.details() or "")

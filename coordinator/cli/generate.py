@@ -18,9 +18,12 @@ import click
 
 from coordinator.cli.answer import Collected, ask
 from coordinator.cli.progress import Progress
-from coordinator.cli.sampling_options import fill, parse_ids, sampling_options
-from coordinator.config import DEFAULT_CPU_BUDGET, check_pack, parse_size
+from coordinator.cli.sampling_options import IDS, fill, sampling_options
+from coordinator.cli.values import CHUNK, CONTEXT, SIZE
+from coordinator.config import DEFAULT_CPU_BUDGET, check_pack
+from coordinator.errors import EmptyPrompt, Interrupted
 from coordinator.logs import configure_logging
+from coordinator.pack_facts import read_facts
 from coordinator.plan import LaneOptions
 from coordinator.solo import solo
 from coordinator.text.renderer import ChatMessage
@@ -31,27 +34,28 @@ from laneproto.v1 import serve_pb2
 @click.argument("pack", required=False, type=click.Path(path_type=Path))
 @click.option("--address", metavar="ADDR", help="A running server's gRPC door: HOST:PORT or unix:PATH.")
 @click.option("--prompt", metavar="TEXT", help="Plain text.")
-@click.option("--prompt-ids", metavar="1,2,3", help="Token ids.")
-@click.option("--chat", is_flag=True, help="Put the prompt into the model's chat format, as the user's message.")
+@click.option("--prompt-ids", type=IDS, metavar="1,2,3", help="Token ids.")
+@click.option("--chat", is_flag=True, help="With PACK: put the prompt into the model's chat format.")
 @click.option("--max-tokens", type=click.IntRange(1, 2**31 - 1), default=256, show_default=True, metavar="N")
 @sampling_options
 @click.option("--logprobs", type=click.IntRange(0, 20), metavar="K", help="Log-probabilities, with K alternatives.")
 @click.option("--session", default="", metavar="ID", help="Keeps a conversation on one lane.")
-@click.option("--vram-budget", default=DEFAULT_CPU_BUDGET, show_default=True, metavar="SIZE", help="With PACK.")
-@click.option("--context", type=click.IntRange(2), metavar="N", help="With PACK. Default: the lane's.")
-@click.option("--prefill-chunk", type=click.IntRange(1), metavar="N", help="With PACK. Default: the lane's.")
+@click.option("--vram-budget", type=SIZE, metavar="SIZE", default=DEFAULT_CPU_BUDGET, show_default=True,
+              help="With PACK.")  # fmt: skip
+@click.option("--context", type=CONTEXT, metavar="N", help="With PACK. Default: the lane's.")
+@click.option("--prefill-chunk", type=CHUNK, metavar="N", help="With PACK. Default: the lane's.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(1), default=3600.0, show_default=True, metavar="SECONDS")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout at the end.")
 def command(
     pack: Path | None,
     address: str | None,
     prompt: str | None,
-    prompt_ids: str | None,
+    prompt_ids: list[int] | None,
     chat: bool,
     max_tokens: int,
     logprobs: int | None,
     session: str,
-    vram_budget: str,
+    vram_budget: int,
     context: int | None,
     prefill_chunk: int | None,
     timeout_s: float,
@@ -63,6 +67,8 @@ def command(
         raise click.UsageError("give either PACK or --address")
     if (prompt is None) == (prompt_ids is None):
         raise click.UsageError("give either --prompt or --prompt-ids")
+    if not (prompt or prompt_ids or chat):
+        raise EmptyPrompt("the prompt has no tokens")
     if chat and (prompt is None or pack is None):
         raise click.UsageError(
             "--chat needs PACK and --prompt; chats with a server go to its HTTP /v1/chat/completions"
@@ -73,19 +79,30 @@ def command(
     if prompt is not None:
         request.text = prompt
     else:
-        request.token_ids.ids.extend(parse_ids("--prompt-ids", prompt_ids or ""))
+        request.token_ids.ids.extend(prompt_ids or ())
     if logprobs is not None:
         request.logprobs = logprobs
     if address is not None:
         answer = asyncio.run(ask(address, request, _shown(as_json), timeout_s=timeout_s))
     else:
         assert pack is not None
-        options = LaneOptions(check_pack(pack), "cpu", parse_size(vram_budget), context, prefill_chunk, log_json=False)
+        options = LaneOptions(check_pack(pack), "cpu", vram_budget, context, prefill_chunk, log_json=False)
+        _check_fits(options, prompt_ids)
         try:
             answer = asyncio.run(_ask_pack(options, request, chat=chat, as_json=as_json, timeout_s=timeout_s))
-        except asyncio.CancelledError:  # SIGTERM: everything is stopped and removed by now
-            raise click.Abort from None
+        except asyncio.CancelledError:  # everything is stopped and removed by now
+            raise Interrupted("stopped by the user", signal.SIGTERM) from None
     print(json.dumps(answer.to_json()) if as_json else "", flush=True)
+
+
+def _check_fits(options: LaneOptions, prompt_ids: list[int] | None) -> None:
+    """Refuses what could not work, before any process is started."""
+    facts = read_facts(options.pack)
+    facts.check_context(options.context_tokens)
+    if prompt_ids is not None:
+        facts.check_prompt(prompt_ids, options.context_tokens)
+    if warning := facts.cache_warning(options.vram_budget_bytes):
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 async def _ask_pack(

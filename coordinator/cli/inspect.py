@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from coordinator.cli.handover import become
+from coordinator.config import check_pack
 
 
 @click.command()
-@click.argument("pack", type=click.Path(exists=True))
+@click.argument("pack", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of text.")
-def command(pack: str, as_json: bool) -> None:
+def command(pack: Path, as_json: bool) -> None:
     """Show what is in PACK: model, formats, sections."""
-    become("shared_experts", "inspect", *(("--json",) if as_json else ()), "--", pack)
+    check_pack(pack)
+    become("shared_experts", "inspect", *(("--json",) if as_json else ()), "--", str(pack))

@@ -6,11 +6,14 @@ import click
 
 from coordinator.cli.handover import become
 
+EXPERT_FORMATS = ("q4g64", "q4g32", "q8", "f32")  # of `python -m shared_experts pack`; a test compares them
+
 
 @click.command()
-@click.argument("src", type=click.Path(exists=True))
+@click.argument("src", type=click.Path())
 @click.argument("out", type=click.Path())
-@click.option("--experts", "experts_format", default="q4g64", show_default=True, help="Format of the expert records.")
+@click.option("--experts", "experts_format", type=click.Choice(EXPERT_FORMATS), default="q4g64", show_default=True,
+              help="Format of the expert records. q4g32 where a size is no multiple of 64; f32 for tests.")  # fmt: skip
 @click.option("--dense", type=click.Choice(["bf16", "f32"]), default="bf16", show_default=True, help="Dense weights.")
 @click.option("--restart", is_flag=True, help="Discard what an unfinished conversion to OUT left.")
 @click.option("--golden/--no-golden", default=True, show_default=True, help="Run the model once for the self-test.")

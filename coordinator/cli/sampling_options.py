@@ -11,10 +11,36 @@ from typing import Any, TypeVar
 
 import click
 
+from coordinator.cli.values import Parsed
 from coordinator.errors import BadOption
 from laneproto.v1 import serve_pb2
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def parse_ids(text: str) -> list[int]:
+    """Token ids from "1,2,3"."""
+    try:
+        ids = [int(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        raise BadOption(f"{text!r}: expected numbers such as 1,2,3") from None
+    if any(not 0 <= token_id < 1 << 32 for token_id in ids):
+        raise BadOption("a token id is a number from 0 to 4294967295")
+    return ids
+
+
+def parse_bias(text: str) -> tuple[int, float]:
+    """A token id and its bias from "17=-2.5"."""
+    token, _, bias = text.partition("=")
+    try:
+        (token_id,) = parse_ids(token)
+        return token_id, float(bias)
+    except (ValueError, BadOption):
+        raise BadOption(f"{text!r}: expected a token id and a number such as 17=-2.5") from None
+
+
+IDS = Parsed("ids", parse_ids)
+BIAS = Parsed("bias", parse_bias)
 
 _OPTIONS = (
     click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True, help="0 is greedy."),
@@ -28,14 +54,21 @@ _OPTIONS = (
     click.option("--presence-penalty", type=click.FloatRange(-2, 2), help="Of tokens in the output; over 0: fewer."),
     click.option("--frequency-penalty", type=click.FloatRange(-2, 2), help="The same, for every time."),
     click.option(
-        "--logit-bias", "logit_biases", multiple=True, metavar="ID=BIAS", help="-100 to 100; may be repeated."
+        "--logit-bias",
+        "logit_biases",
+        type=BIAS,
+        multiple=True,
+        metavar="ID=BIAS",
+        help="-100 to 100; may be repeated.",
     ),
     click.option(
         "--min-tokens", type=click.IntRange(0, 2**31 - 1), metavar="N", help="Nothing ends the answer before."
     ),
     click.option("--ignore-eos", is_flag=True, help="The model's own end does not end the answer."),
     click.option("--stop", "stops", multiple=True, metavar="TEXT", help="End before this text; may be repeated."),
-    click.option("--stop-ids", metavar="1,2,3", help="Token ids that end the answer, beside the model's own."),
+    click.option(
+        "--stop-ids", type=IDS, metavar="1,2,3", help="Token ids that end the answer, beside the model's own."
+    ),
 )
 
 
@@ -49,41 +82,19 @@ def sampling_options(command: _F) -> _F:
 def fill(
     request: serve_pb2.GenerateRequest,
     *,
-    logit_biases: tuple[str, ...],
+    logit_biases: tuple[tuple[int, float], ...],
     ignore_eos: bool,
     stops: tuple[str, ...],
-    stop_ids: str | None,
+    stop_ids: list[int] | None,
     **plain: float | None,
 ) -> None:
     """Puts what was given into the request."""
     for name, value in plain.items():
         if value is not None:
             setattr(request, name, value)
-    for text in logit_biases:
-        token, bias = parse_bias(text)
+    for token, bias in logit_biases:
         request.logit_bias[token] = bias
     if ignore_eos:
         request.ignore_eos = True
     request.stop.extend(stops)
-    request.stop_ids.extend(parse_ids("--stop-ids", stop_ids or ""))
-
-
-def parse_ids(option: str, text: str) -> list[int]:
-    """Token ids from "1,2,3"."""
-    try:
-        ids = [int(part) for part in text.split(",")] if text.strip() else []
-    except ValueError:
-        raise BadOption(f"{option} {text!r}: expected numbers such as 1,2,3") from None
-    if any(not 0 <= token_id < 1 << 32 for token_id in ids):
-        raise BadOption(f"{option}: a token id is a number from 0 to 4294967295")
-    return ids
-
-
-def parse_bias(text: str) -> tuple[int, float]:
-    """A token id and its bias from "17=-2.5"."""
-    token, _, bias = text.partition("=")
-    try:
-        (token_id,) = parse_ids("--logit-bias", token)
-        return token_id, float(bias)
-    except ValueError:
-        raise BadOption(f"--logit-bias {text!r}: expected a token id and a number such as 17=-2.5") from None
+    request.stop_ids.extend(stop_ids or ())

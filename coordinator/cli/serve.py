@@ -1,6 +1,7 @@
 """`expressway serve`: brings a cluster up on this host and keeps it until it is told to stop.
 
-Not here: the cluster itself (cluster.py). Invariant: with `--ready-json` stdout carries exactly one line.
+Not here: the cluster itself (cluster.py). Invariant: with `--ready-json` stdout carries exactly one line,
+whether it becomes ready or fails.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from pathlib import Path
 
 import click
 
 from coordinator.cli.progress import Progress
+from coordinator.cli.values import CHUNK, CLUSTER, CONTEXT, GRPC, HTTP, PAGE, SIZE
 from coordinator.cluster import Running, run_cluster
 from coordinator.config import (
     DEFAULT_CPU_BUDGET,
@@ -22,12 +25,11 @@ from coordinator.config import (
     LANES_MAX,
     Address,
     ServeConfig,
+    check_device,
     check_pack,
-    parse_page,
-    parse_size,
 )
-from coordinator.errors import BadOption
 from coordinator.logs import configure_logging
+from coordinator.pack_facts import read_facts
 
 
 @click.command()
@@ -36,16 +38,33 @@ from coordinator.logs import configure_logging
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
     "--vram-budget",
+    type=SIZE,
+    default=DEFAULT_CPU_BUDGET,
+    show_default=True,
     metavar="SIZE",
-    help=f"Bytes of each lane's expert cache, such as 2GiB. Default on cpu: {DEFAULT_CPU_BUDGET} of host memory.",
+    help="Bytes of each lane's expert cache, such as 2GiB; on cpu of host memory.",
 )
 @click.option("--launcher", type=click.Choice(["local", "ray"]), default="local", show_default=True)
-@click.option("--http", default=DEFAULT_HTTP, show_default=True, metavar="HOST:PORT", help="Port 0: any free one.")
-@click.option("--grpc", default=DEFAULT_GRPC, show_default=True, metavar="HOST:PORT|unix:PATH")
-@click.option("--page", default=DEFAULT_PAGE, show_default=True, metavar="HOST:PORT|off", help="/metrics.")
-@click.option("--cluster", default="default", show_default=True, metavar="NAME", help="Names the run directory.")
-@click.option("--context", type=click.IntRange(1), metavar="N", help="Prompt and answer tokens. Default: the model's.")
-@click.option("--prefill-chunk", type=click.IntRange(1), metavar="N", help="Prompt tokens a pass. Default: the lane's.")
+@click.option(
+    "--http", type=HTTP, default=DEFAULT_HTTP, show_default=True, metavar="HOST:PORT", help="Port 0: a free one."
+)
+@click.option("--grpc", type=GRPC, default=DEFAULT_GRPC, show_default=True, metavar="HOST:PORT|unix:PATH")
+@click.option("--page", type=PAGE, default=DEFAULT_PAGE, show_default=True, metavar="HOST:PORT|off", help="/metrics.")
+@click.option(
+    "--cluster", type=CLUSTER, default="default", show_default=True, metavar="NAME", help="Of the run directory."
+)
+@click.option(
+    "--context",
+    type=CONTEXT,
+    metavar="N",
+    help="Prompt and answer tokens. Default: the model's.",
+)
+@click.option(
+    "--prefill-chunk",
+    type=CHUNK,
+    metavar="N",
+    help="Prompt tokens a pass. Default: the lane's.",
+)
 @click.option("--cores-per-lane", type=click.IntRange(1), metavar="N", help="Default: all allowed cores, split evenly.")
 @click.option("--drain", "drain_s", type=click.FloatRange(0, 3600), default=10.0, show_default=True, metavar="SECONDS",
               help="How long running answers may go on when told to stop.")  # fmt: skip
@@ -57,11 +76,11 @@ def command(
     pack: Path,
     lanes: int,
     device: str,
-    vram_budget: str | None,
+    vram_budget: int,
     launcher: str,
-    http: str,
-    grpc: str,
-    page: str,
+    http: Address,
+    grpc: Address,
+    page: Address | None,
     cluster: str,
     context: int | None,
     prefill_chunk: int | None,
@@ -73,21 +92,17 @@ def command(
 ) -> None:
     """Serve PACK: one region owner, N lanes and a coordinator, until Ctrl-C (a second one does not wait)."""
     configure_logging(json_lines=log_json, process="supervisor", level="info" if log_json else "warning")
-    if vram_budget is None and device == "cuda":
-        raise BadOption("say how much memory of each GPU a lane may use: --vram-budget SIZE")
-    http_address = Address.parse(http)
-    if http_address.path:
-        raise BadOption("--http takes HOST:PORT; a Unix socket is for --grpc")
+    check_device(device)
     config = ServeConfig(
         pack=check_pack(pack),
         cluster=cluster,
         lanes=lanes,
         device=device,
-        vram_budget_bytes=parse_size(vram_budget or DEFAULT_CPU_BUDGET),
+        vram_budget_bytes=vram_budget,
         launcher=launcher,
-        http=http_address,
-        grpc=Address.parse(grpc),
-        page=parse_page(page),
+        http=http,
+        grpc=grpc,
+        page=page,
         context_tokens=context,
         prefill_chunk_tokens=prefill_chunk,
         cores_per_lane=cores_per_lane,
@@ -95,6 +110,10 @@ def command(
         start_timeout_s=start_timeout_s,
         log_json=log_json,
     )
+    facts = read_facts(config.pack)
+    facts.check_context(context)
+    if warning := facts.cache_warning(vram_budget):
+        print(f"warning: {warning}", file=sys.stderr)
     progress = Progress()
 
     def on_ready(running: Running) -> None:

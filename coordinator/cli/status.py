@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.cli.answer import CHANNEL_OPTIONS, counters, refusal
+from coordinator.cli.values import CLUSTER
 from coordinator.clusters import RunningCluster, running_clusters
 from coordinator.errors import RunDirError
 from coordinator.owner_status import ask_owner
@@ -27,7 +28,7 @@ TIMEOUT_S = 5.0
 
 
 @click.command()
-@click.option("--cluster", metavar="NAME", help="Default: the one that runs; all in a list when there are several.")
+@click.option("--cluster", type=CLUSTER, metavar="NAME", help="Default: the one that runs; of several, a list.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of text.")
 def command(cluster: str | None, as_json: bool) -> None:
     """Show the lanes, the model and the region of a cluster that runs on this host."""

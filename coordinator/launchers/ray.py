@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from coordinator.errors import LauncherError
+from coordinator.errors import Interrupted, LauncherError
 from coordinator.launchers import ray_warden
 from coordinator.launchers.base import ProcessSpec, module_argv
 from coordinator.launchers.local import LocalLauncher, LocalProcess
@@ -223,6 +223,8 @@ def _start_ray(directory: Path) -> Any:
             _node_ip_address="127.0.0.1",
             _temp_dir=str(directory),
         )
+    except SystemExit:  # Ray's own answer to SIGTERM
+        raise Interrupted("stopped before it was ready", signal.SIGTERM) from None
     except Exception as error:  # Ray raises many unrelated types here, and each means that there is no Ray
         raise LauncherError(f"Ray does not start: {error}") from error
     return ray

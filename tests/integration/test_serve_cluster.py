@@ -131,11 +131,11 @@ def test_a_stop_waits_for_running_answers_and_a_second_one_does_not(pack):
         assert said.startswith("error: ")
 
 
-def refused(served_env, pack, *options):
+def refused(served_env, pack, *options, exit_code=1):
     done = cli(
         "serve", pack, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--page", "off", *options, env=served_env
     )
-    assert done.returncode == 1, done.stdout
+    assert done.returncode == exit_code, done.stdout
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     return done.stderr.splitlines()[-1]
@@ -163,11 +163,11 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(pack, env, tmp_
         port = f"127.0.0.1:{taken.getsockname()[1]}"
         assert "cannot listen there" in refused(env, pack, "--grpc", port)
         assert "cannot listen there" in refused(env, pack, "--http", port)
-    assert "no keys and no TLS" in refused(env, pack, "--http", "192.0.2.1:80")
+    assert "no keys and no TLS" in refused(env, pack, "--http", "192.0.2.1:80", exit_code=2)
     assert "no such directory" in refused(env, tmp_path / "missing")
-    assert "a size such as" in refused(env, pack, "--vram-budget", "much")
+    assert "a size such as" in refused(env, pack, "--vram-budget", "much", exit_code=2)
     assert "cores" in refused(env, pack, "--cores-per-lane", 1000)
-    assert "cluster name" in refused(env, pack, "--cluster", "../x")
+    assert "cluster name" in refused(env, pack, "--cluster", "../x", exit_code=2)
     assert sockets(env) == []
 
 
@@ -197,8 +197,32 @@ def test_generate_with_a_pack_says_what_a_cluster_says_and_leaves_nothing(pack, 
     assert asking.stdout.read(1)  # it answers
     asking.send_signal(signal.SIGTERM)
     asking.communicate(timeout=60)
-    assert asking.returncode == 1
+    assert asking.returncode == 128 + signal.SIGTERM
     assert files(env) == []
     refusal = cli("generate", pack, "--prompt-ids", "1,100000", env=env)
     assert (refusal.returncode, refusal.stdout) == (1, "")
     assert refusal.stderr.splitlines()[-1].startswith("error: token_out_of_range: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [("local", signal.SIGINT), ("local", signal.SIGTERM), ("ray", signal.SIGINT), ("ray", signal.SIGTERM)],
+)
+def test_a_signal_before_it_is_ready_is_told_and_leaves_nothing(pack, env, launcher, number):
+    starting = subprocess.Popen(
+        [sys.executable, "-m", "coordinator.cli", "serve", pack, "--json", "--http", "127.0.0.1:0", "--page", "off",
+         "--grpc", "127.0.0.1:0", "--launcher", launcher], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    run_dir = Path(env["XDG_RUNTIME_DIR"]) / "expressway" / "default"
+    mark = run_dir / ("ray.token" if launcher == "ray" else "supervisor.sock")  # Ray starts; processes start
+    wait_for(lambda: mark.exists() or starting.poll() is not None)
+    os.killpg(starting.pid, number)  # as a terminal does it
+    said, told = starting.communicate(timeout=120)
+    assert starting.returncode == 128 + number, told
+    assert told.splitlines()[-1] == "error: interrupted: stopped before it was ready"
+    assert "Traceback" not in told
+    assert "never retrieved" not in told
+    assert json.loads(said)["error"]["code"] == "interrupted"
+    assert files(env) == []

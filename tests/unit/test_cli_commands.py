@@ -60,7 +60,7 @@ def test_wrong_usage(arguments):
 def test_wrong_usage_and_refusals_through_the_real_entry(tmp_path):
     usage = cli("serve", "--nope")
     assert (usage.returncode, usage.stdout) == (2, "")
-    assert "No such option" in usage.stderr
+    assert usage.stderr.startswith("error: usage: No such option")
     env = {**os.environ, "XDG_RUNTIME_DIR": "/tmp/exw-nobody", "XDG_STATE_HOME": str(tmp_path)}
     refused = cli("status", "--cluster", "nobody", env=env)
     assert (refused.returncode, refused.stdout) == (1, "")
@@ -108,13 +108,13 @@ def test_pack_inspect_and_verify_pass_output_and_exit_code_on(tmp_path):
     ("text", "ids"), [("1,2,3", [1, 2, 3]), (" 7 ", [7]), ("", []), ("0,4294967295", [0, 2**32 - 1])]
 )
 def test_token_ids(text, ids):
-    assert parse_ids("--prompt-ids", text) == ids
+    assert parse_ids(text) == ids
 
 
 @pytest.mark.parametrize("text", ["a", "1,,2", "1.5", "-1", "4294967296", "1 2"])
 def test_token_ids_that_are_none(text):
-    with pytest.raises(BadOption, match="--stop-ids"):
-        parse_ids("--stop-ids", text)
+    with pytest.raises(BadOption, match=r"numbers such as|from 0 to"):
+        parse_ids(text)
 
 
 @pytest.mark.parametrize(("text", "bias"), [("17=-2.5", (17, -2.5)), ("0=100", (0, 100.0)), (" 3 = 1e1 ", (3, 10.0))])
@@ -124,7 +124,7 @@ def test_biases(text, bias):
 
 @pytest.mark.parametrize("text", ["17", "17=", "=3", "a=1", "1=b", "1,2=3", "-1=3", "4294967296=1", "1=2=3"])
 def test_biases_that_are_none(text):
-    with pytest.raises(BadOption, match="--logit-bias"):
+    with pytest.raises(BadOption, match=r"17=-2\.5"):
         parse_bias(text)
 
 

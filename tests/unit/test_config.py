@@ -4,8 +4,21 @@ import socket
 
 import pytest
 
-from coordinator.config import Address, check_pack, choose_address, parse_size, split_cores
-from coordinator.errors import BadAddress, BadOption, RunDirError
+from coordinator.config import (
+    CONTEXT_MAX,
+    CONTEXT_MIN,
+    PREFILL_CHUNK_MAX,
+    SIZE_MAX_BYTES,
+    Address,
+    check_device,
+    check_pack,
+    choose_address,
+    parse_size,
+    split_cores,
+)
+from coordinator.errors import BadAddress, BadOption, BadPack, RunDirError
+from lanes import config as lane_config
+from lanes.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -106,9 +119,48 @@ def test_cores_are_split_evenly_and_shared_only_when_there_are_too_few():
 
 
 def test_what_is_no_pack(tmp_path):
-    with pytest.raises(BadOption, match="no such directory"):
+    with pytest.raises(BadPack, match="no such directory"):
         check_pack(tmp_path / "missing")
-    with pytest.raises(BadOption, match=r"no manifest\.msgpack"):
+    (tmp_path / "file").touch()
+    with pytest.raises(BadPack, match="is a file; a pack is a directory"):
+        check_pack(tmp_path / "file")
+    with pytest.raises(BadPack, match=r"no manifest\.msgpack"):
         check_pack(tmp_path)
     (tmp_path / "manifest.msgpack").touch()
     assert check_pack(tmp_path) == tmp_path.resolve()
+
+
+LANE = ["--owner", "/o", "--pack", "/p", "--listen", "unix:/l"]
+
+
+def lane_takes(*options):
+    """What a lane itself says to options: None, or its words."""
+    try:
+        lane_config.parse([*LANE, "--vram-budget", "0", *map(str, options)], {}, frozenset({0}))
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("option", "inside", "outside"),
+    [("--context", CONTEXT_MIN, CONTEXT_MIN - 1), ("--context", CONTEXT_MAX, CONTEXT_MAX + 1),
+     ("--prefill-chunk", 1, 0), ("--prefill-chunk", PREFILL_CHUNK_MAX, PREFILL_CHUNK_MAX + 1),
+     ("--vram-budget", SIZE_MAX_BYTES, SIZE_MAX_BYTES + 1)],
+)  # fmt: skip
+def test_bounds_are_those_of_a_lane(option, inside, outside):
+    assert lane_takes(option, inside) is None
+    assert lane_takes(option, outside) is not None
+
+
+def test_sizes_end_where_a_lane_ends():
+    assert parse_size("1024GiB") == SIZE_MAX_BYTES
+    with pytest.raises(BadOption, match="more than 1024GiB"):
+        parse_size(str(SIZE_MAX_BYTES + 1))
+
+
+def test_a_device_is_refused_in_the_words_of_a_lane():
+    check_device("cpu")
+    with pytest.raises(BadOption) as refused:
+        check_device("cuda")
+    assert str(refused.value) == lane_takes("--device", "cuda")

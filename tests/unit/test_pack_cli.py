@@ -90,10 +90,12 @@ def test_refusals_are_one_line_with_the_code(tmp_path, checkpoint, capsys):
     assert code == 1
     assert err.startswith("error: bad_pack: ")
     assert "section 'experts.0'" in err
-    code, _, err = run(capsys, "inspect", tmp_path / "nowhere", "--json")
+    code, out, err = run(capsys, "inspect", tmp_path / "nowhere", "--json")
     assert code == 1
     assert err.startswith("error: bad_pack: ")
     assert err.count("\n") == 1
+    said = json.loads(out)["error"]
+    assert err == f"error: {said['code']}: {said['message']}\n"
     code, _, err = run(capsys, "pack", checkpoint, tmp_path / "no" / "such" / "p", "--experts", "f32")
     assert code == 1
     assert err.startswith("error: io: ")
@@ -162,7 +164,7 @@ def test_sigterm_stops_and_the_next_run_resumes(tmp_path, restore_sigterm):
         time.sleep(0.002)
     process.terminate()
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 128 + signal.SIGTERM
     assert err.decode() == "error: interrupted: stopped by the user\n"
     assert sorted(os.listdir(tmp_path)) == [".p.partial", "c"]
     done = subprocess.run(command, stderr=subprocess.PIPE, timeout=60)
@@ -183,7 +185,7 @@ def test_restart_discards_what_is_left(tmp_path, checkpoint, capsys, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(convert_module, "_publish", stop)
-        assert run(capsys, "pack", checkpoint, tmp_path / "p", "--experts", "f32")[0] == 1
+        assert run(capsys, "pack", checkpoint, tmp_path / "p", "--experts", "f32")[0] == 128 + signal.SIGINT
     with monkeypatch.context() as patch:
         patch.setattr(convert_module, "_publish", stop)
         code, _, err = run(capsys, "pack", checkpoint, tmp_path / "p", "--experts", "f32", "--restart")
