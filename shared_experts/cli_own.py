@@ -12,11 +12,13 @@ import resource
 import signal
 import sys
 from pathlib import Path
+from typing import TextIO, cast
 
 import click
 import structlog
 
 from shared_experts.errors import SharedExpertsError
+from shared_experts.log_lines import LossyLines
 from shared_experts.owner import Owner, OwnerConfig
 from shared_experts.pack import Pack
 from shared_experts.region import RegionShape
@@ -86,6 +88,6 @@ def configure_log(*, json: bool) -> None:
             *([structlog.processors.dict_tracebacks] if json else []),
             renderer,
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LossyLines(sys.stderr))),
         cache_logger_on_first_use=True,
     )

@@ -1,0 +1,41 @@
+"""Nothing that serves may fail because a line cannot be written: logs are lost, requests are not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SET_UPS = {
+    "coordinator": "from coordinator.logs import configure_logging as c; c(json_lines={json}, process='x')",
+    "lane": "from lanes.logs import configure_logging as c; c(json_lines={json}, lane='x')",
+    "owner": "from shared_experts.cli_own import configure_log as c; c(json={json})",
+}
+WORK = """
+import structlog
+for number in range(2000):  # more than any buffer holds
+    structlog.get_logger().info("dispatched", request_id="r" * 24, number=number)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+@pytest.mark.parametrize("process", SET_UPS)
+def test_a_log_that_cannot_be_written_fails_nobody(process: str, json_lines: bool) -> None:
+    program = SET_UPS[process].format(json=json_lines) + WORK
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, timeout=60)
+    assert done.stdout == b"done\n"
+
+
+@pytest.mark.parametrize("process", SET_UPS)
+def test_a_log_whose_reader_is_gone_fails_nobody(process: str) -> None:
+    program = SET_UPS[process].format(json=True) + WORK
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stderr is not None
+    assert child.stdout is not None
+    child.stderr.close()
+    assert child.stdout.read() == b"done\n"
+    child.stdout.close()
+    child.wait(60)
