@@ -29,7 +29,8 @@ from coordinator.cli.doctor_host import (
     transparent_huge_pages,
 )
 from coordinator.cli.doctor_ray import command_lines, installed_ray, other_rays, ray_environment, ray_version
-from coordinator.config import DEFAULT_CPU_BUDGET, DEFAULT_GRPC, DEFAULT_HTTP, DEFAULT_PAGE, LANES_MAX, parse_size
+from coordinator.cli.values import CLUSTER, GRPC, HTTP, PAGE, SIZE
+from coordinator.config import DEFAULT_CPU_BUDGET, DEFAULT_GRPC, DEFAULT_HTTP, DEFAULT_PAGE, LANES_MAX, Address
 from coordinator.errors import RunDirError
 from coordinator.rundir import state_dir
 
@@ -51,27 +52,36 @@ class Asked:
 
 @click.command()
 @click.argument("pack", type=click.Path(), required=False)
-@click.option("--cluster", default="default", show_default=True, metavar="NAME", help="Whose run directory to check.")
+@click.option(
+    "--cluster",
+    type=CLUSTER,
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="Whose directories.",
+)
 @click.option(
     "--lanes", type=click.IntRange(1, LANES_MAX), default=1, show_default=True, help="Lanes PACK must fit with."
 )
-@click.option("--vram-budget", default=DEFAULT_CPU_BUDGET, show_default=True, metavar="SIZE", help="Each lane's cache.")
-@click.option("--http", default=None, metavar="HOST:PORT", help="Also check that this can be listened on.")
-@click.option("--grpc", default=None, metavar="HOST:PORT|unix:PATH", help="Also check that this can be listened on.")
-@click.option("--page", default=None, metavar="HOST:PORT", help="Also check that this can be listened on.")
+@click.option("--vram-budget", type=SIZE, metavar="SIZE", default=DEFAULT_CPU_BUDGET, show_default=True,
+              help="Each lane's cache.")  # fmt: skip
+@click.option("--http", type=HTTP, metavar="HOST:PORT", help="Also check that this can be listened on.")
+@click.option("--grpc", type=GRPC, metavar="HOST:PORT|unix:PATH", help="Also check that this can be listened on.")
+@click.option("--page", type=PAGE, metavar="HOST:PORT", help="Also check that this can be listened on.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of text.")
 def command(
     pack: str | None,
     cluster: str,
     lanes: int,
-    vram_budget: str,
-    http: str | None,
-    grpc: str | None,
-    page: str | None,
+    vram_budget: int,
+    http: Address | None,
+    grpc: Address | None,
+    page: Address | None,
     as_json: bool,
 ) -> int:
     """Check this host: native code, memory, limits, GPUs, Ray, directories, ports; and whether PACK fits."""
-    checks = run_checks(Asked(pack, cluster, lanes, parse_size(vram_budget), http, grpc, page), dict(os.environ))
+    doors = (str(address) if address else None for address in (http, grpc, page))
+    checks = run_checks(Asked(pack, cluster, lanes, vram_budget, *doors), dict(os.environ))
     failed = any(check.state == "fail" for check in checks)
     if as_json:
         print(json.dumps({"ok": not failed, "checks": [check.to_json() for check in checks]}))
@@ -107,9 +117,9 @@ def run_checks(asked: Asked, env: Mapping[str, str]) -> list[Check]:
         checks.append(state_disk(state_dir(asked.cluster, env)))
     return [
         *checks,
-        port("HTTP port", asked.http or DEFAULT_HTTP, asked=asked.http is not None),
-        port("gRPC address", asked.grpc or DEFAULT_GRPC, asked=asked.grpc is not None),
-        port("metrics port", asked.page or DEFAULT_PAGE, asked=asked.page is not None),
+        port("HTTP port", asked.http or DEFAULT_HTTP, env, asked=asked.http is not None),
+        port("gRPC address", asked.grpc or DEFAULT_GRPC, env, asked=asked.grpc is not None),
+        port("metrics port", asked.page or DEFAULT_PAGE, env, asked=asked.page is not None),
     ]
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from coordinator.clusters import who_listens
 from coordinator.config import Address, choose_address
 from coordinator.errors import RunDirError, SetupError
 from coordinator.launchers.base import module_argv
@@ -97,11 +98,13 @@ def run_directory(cluster: str, env: Mapping[str, str]) -> Check:
     return Check("run directory", "ok", str(path))
 
 
-def port(name: str, text: str, *, asked: bool) -> Check:
-    """Whether it could be listened on now. A default that is taken is a warning: it may be ours."""
+def port(name: str, text: str, env: Mapping[str, str], *, asked: bool) -> Check:
+    """Whether it could be listened on now. A warning where our own cluster listens, and for a default that is taken."""
     try:
         address = Address.parse(text)
         choose_address(address, remove_stale=False)
     except SetupError as error:
+        if (holder := who_listens(text, env)) is not None:
+            return Check(name, "warn", f"{text}: cluster {holder!r} listens there", "another cluster needs another one")
         return Check(name, "fail" if asked else "warn", error.message, "choose another with --http, --grpc or --page")
     return Check(name, "ok", f"{address} is free")

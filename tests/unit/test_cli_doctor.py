@@ -23,6 +23,7 @@ from coordinator.cli.doctor_host import (
     transparent_huge_pages,
 )
 from coordinator.cli.doctor_ray import command_lines, other_rays, ray_environment, ray_version
+from coordinator.rundir import RunDir
 
 GIB = 1 << 30
 
@@ -247,9 +248,23 @@ def test_ports():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         text = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert (port("p", text, asked=True).state, port("p", text, asked=False).state) == ("fail", "warn")
-    assert port("p", "127.0.0.1:0", asked=True).state == "ok"
-    assert port("p", "0.0.0.0:1", asked=True).state == "fail"
+        assert (port("p", text, {}, asked=True).state, port("p", text, {}, asked=False).state) == ("fail", "warn")
+    assert port("p", "127.0.0.1:0", {}, asked=True).state == "ok"
+    assert port("p", "0.0.0.0:1", {}, asked=True).state == "fail"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_port_where_our_own_cluster_listens_is_a_warning_with_its_name(asked):
+    with tempfile.TemporaryDirectory(prefix="exw-", dir="/tmp") as short, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        text = f"127.0.0.1:{taken.getsockname()[1]}"
+        env = {"XDG_RUNTIME_DIR": short, "XDG_STATE_HOME": f"{short}/state"}
+        ours = RunDir.claim("mine", env)
+        ours.write_cluster({"http": text})
+        found = port("p", text, env, asked=asked)
+        ours.release()
+        assert (found.state, found.found) == ("warn", f"{text}: cluster 'mine' listens there")
 
 
 def test_looking_does_not_remove_a_stale_socket():
@@ -257,7 +272,7 @@ def test_looking_does_not_remove_a_stale_socket():
         path = Path(short) / "stale.sock"
         with socket.socket(socket.AF_UNIX) as door:
             door.bind(str(path))
-        assert port("p", f"unix:{path}", asked=True).state == "ok"
+        assert port("p", f"unix:{path}", {}, asked=True).state == "ok"
         assert path.exists()
 
 

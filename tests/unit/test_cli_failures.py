@@ -53,6 +53,8 @@ USAGE = [
     ["status", "MORE"],
     ["doctor", "--nope"],
     ["doctor", "--cluster"],
+    ["doctor", "--http", "8000"],
+    ["doctor", "--vram-budget", "lots"],
 ]
 
 REFUSED = [
