@@ -202,7 +202,7 @@ def main() -> None:
     """`python -m bench.checkpoint OUT [--preset tiny|demo] …`."""
     parser = argparse.ArgumentParser(prog="python -m bench.checkpoint", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--preset", choices=PRESETS, default="tiny")
+    parser.add_argument("--preset", choices=PRESETS, default="demo", help="demo fits q4g64; tiny does not")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--layout", choices=("per_expert", "fused"), default="per_expert")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from bench.checkpoint import PRESETS, TinyConfig, write_checkpoint
+from bench.checkpoint import PRESETS, TinyConfig, main, write_checkpoint
 from bench.tokenizer import ENDOFTEXT, IM_END, SPECIAL_TOKENS, write_tokenizer
 from shared_experts.convert import convert
 from shared_experts.pack import Pack
@@ -141,3 +141,10 @@ def test_presets_convert(tmp_path):
     for name, experts in (("tiny", "q4g32"), ("demo", "q4g64")):
         write_checkpoint(tmp_path / name, PRESETS[name], dtype="bf16")
         convert(tmp_path / name, tmp_path / f"{name}-pack", experts=experts)
+
+
+def test_what_it_writes_unasked_is_packed_in_the_format_of_pack_unasked(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["bench.checkpoint", str(tmp_path / "c"), "--layers", "2"])
+    main()
+    manifest = convert(tmp_path / "c", tmp_path / "p", threads=1)
+    assert (manifest.experts.format, manifest.experts.layers) == ("q4g64", 3)
