@@ -30,7 +30,6 @@ GENERATION_CONFIG_BYTES: Final = 64 * KIB
 MAX_TOKENS_MAX: Final = (1 << 31) - 1  # anything up to it is cut to what the context leaves
 SESSION_CHARS: Final = 256
 CLIENT_REQUEST_ID_CHARS: Final = 128
-MODEL_NAME_CHARS: Final = 256
 
 DEFAULT_MAX_TOKENS: Final = 4096  # or what the context leaves, if that is less
 DEFAULT_MAX_TOKENS_COMPLETIONS: Final = 16  # the default of the OpenAI completions endpoint
@@ -81,6 +80,7 @@ INLINE_ENCODE_CHARS: Final = 4096  # longer texts are encoded in a worker thread
 INLINE_PARSE_BYTES: Final = 64 * KIB  # larger bodies are parsed in a worker thread
 TEXT_THREADS: Final = 2
 TOKENIZER_FILE_BYTES: Final = 256 * MIB
+TOKENIZER_IDS: Final = 1 << 24  # every id is below: a table of that many entries is kept
 
 # --- gRPC -------------------------------------------------------------------------------------------------------------
 GRPC_MESSAGE_BYTES: Final = 8 * MIB
