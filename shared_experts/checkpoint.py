@@ -274,7 +274,7 @@ def read_small(path: Path, most: int) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         if size > most:
             raise CheckpointError(path, f"has {size} bytes; at most {most} are read")
-        return file.read(most)
+        return file.read(size)  # not `most`: read makes room for as much at once
 
 
 def _read_config(path: Path) -> tuple[dict[str, object], TextConfig, bool]:

@@ -15,6 +15,7 @@ from shared_experts.limits import FILE_NAME_BYTES, NESTING, NODES
 
 Fail = Callable[[str], Exception]
 _MISSING = object()
+_UNWANTED = re.compile("[\\0-\\x1f\\ud800-\\udfff]")
 
 
 class Fields:
@@ -50,9 +51,9 @@ class Fields:
         return value
 
     def text(self, name: str, longest: int, default: object = _MISSING) -> str:
-        """A string of at most `longest` bytes in UTF-8, without control characters."""
+        """A string of at most `longest` bytes in UTF-8, without control characters and halves of surrogate pairs."""
         value = self._get(name, default)
-        if type(value) is not str or len(value.encode()) > longest or any(ord(c) < 32 for c in value):
+        if type(value) is not str or len(value.encode(errors="replace")) > longest or _UNWANTED.search(value):
             self._wrong(name, f"a string of at most {longest} bytes", value)
         return value
 

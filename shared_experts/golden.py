@@ -105,7 +105,7 @@ def read(pack: Path, fingerprint: bytes) -> GoldenRecord | None:
     with os.fdopen(descriptor, "rb") as file:
         if size > limits.GOLDEN_BYTES:
             raise fail(f"has {size} bytes; at most {limits.GOLDEN_BYTES} are read")
-        record = decode(file.read(limits.GOLDEN_BYTES), fail)
+        record = decode(file.read(size), fail)
     if record.fingerprint != fingerprint.hex():
         raise fail(f"belongs to pack {record.fingerprint[:16]}, this is {fingerprint.hex()[:16]}")
     return record

@@ -229,7 +229,7 @@ def _read_manifest(path: Path) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         if size > limits.MANIFEST_BYTES:
             raise PackError(path, f"has {size} bytes; at most {limits.MANIFEST_BYTES} are read")
-        return file.read(limits.MANIFEST_BYTES)
+        return file.read(size)
 
 
 def _refuse_dense(path: Path) -> Callable[..., PackError]:

@@ -40,7 +40,7 @@ class Tokenizer:
     """One pack's tokenizer. Thread-safe: immutable once loaded. Use `load`."""
 
     def __init__(self, spec: dict[str, Any], where: str) -> None:
-        added = spec.get("added_tokens") or []
+        added = _added_tokens(spec, where)
         plain = dict(spec)
         plain["added_tokens"] = [token for token in added if not token["content"].strip()]
         plain["post_processor"] = plain["truncation"] = plain["padding"] = None
@@ -52,10 +52,16 @@ class Tokenizer:
         silent = {token["id"] for token in added if token["special"]}
         vocabulary: dict[str, int] = self._library.get_vocab(with_added_tokens=True)
         self.vocab_size = max([*vocabulary.values(), *self._added_text], default=-1) + 1
+        if self.vocab_size > limits.TOKENIZER_IDS:
+            raise BadTokenizer(f"{where}: an id of {self.vocab_size - 1}; all must be below {limits.TOKENIZER_IDS}")
         self._bytes = [b""] * self.vocab_size
         for content, token_id in [*vocabulary.items(), *self._special_ids.items()]:
             self._bytes[token_id] = b"" if token_id in silent else _bytes_of(content)
         self.longest_token_bytes = max(map(len, self._bytes), default=1)
+        ordinary = {token_id: content for content, token_id in vocabulary.items()}
+        for content, token_id in self._special_ids.items():
+            if ordinary.get(token_id, content) != content:
+                raise BadTokenizer(f"{where}: {content!r} and {ordinary[token_id]!r} have one id")
         guarded = set(self._special_ids.values())
         for content in self._special_ids:
             texts = (content, f"a{content}b", f" {content}\n")
@@ -83,7 +89,14 @@ class Tokenizer:
         """The ids of plain text; nothing is added and nothing in it is special. `TooManyTokens` when over `at_most`."""
         # the batch call releases the interpreter while it works (`encode` held it for seconds on a text of megabytes)
         # and skips offsets, which halves its time
-        (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=False)
+        try:
+            (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=False)
+        except Exception:
+            raise
+        except BaseException as error:  # a panic of the library is no Exception: nobody above would answer the client
+            if type(error).__name__ != "PanicException":
+                raise
+            raise RuntimeError("the tokenizer library panicked") from None
         if at_most is not None and len(encoding) > at_most:
             raise TooManyTokens(len(encoding))
         ids: list[int] = encoding.ids
@@ -109,6 +122,21 @@ def _check(spec: object, where: str) -> None:
     kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", []))]
     if "ByteLevel" not in kinds:
         raise BadTokenizer(f"{where}: only byte-level tokenizers are supported, this one decodes by {kinds[0]}")
+
+
+def _added_tokens(spec: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """The added tokens, each with a content and an id of its own."""
+    added = spec.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise BadTokenizer(f"{where}: added_tokens is not a list of tokens")
+    for token in added:
+        if not isinstance(token.get("content"), str) or type(token.get("id")) is not int:
+            raise BadTokenizer(f"{where}: an added token without content or id")
+        if not 0 <= token["id"] < limits.TOKENIZER_IDS:
+            raise BadTokenizer(f"{where}: the id {token['id']} is not from 0 to {limits.TOKENIZER_IDS - 1}")
+    if any(len({token[name] for token in added}) != len(added) for name in ("content", "id")):
+        raise BadTokenizer(f"{where}: two added tokens have one content or one id")
+    return added
 
 
 def _bytes_of(content: str) -> bytes:

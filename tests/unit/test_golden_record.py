@@ -63,6 +63,7 @@ def test_what_is_written_is_read():
         (lambda b: b["steps"][0].update(scale=None), "finite number"),
         (lambda b: b["experts"][0].update(layer=limits.LAYERS + 1), "layer"),
         (lambda b: b["experts"][0].update(sha256="x" * 65), "sha256"),
+        (lambda b: b.update(made_by="\ud800"), "made_by"),  # JSON can spell it, UTF-8 has no bytes for it
     ],
 )
 def test_a_spoilt_record_is_refused(change, reason):

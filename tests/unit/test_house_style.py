@@ -85,6 +85,6 @@ def test_no_wildcard_address_is_bound():
 
 
 def test_scripts_run():
-    for script in ("install", "demo", "test", "check", "gen-proto"):
+    for script in ("install", "demo", "test", "check", "fuzz", "gen-proto"):
         assert (ROOT / "scripts" / script).stat().st_mode & 0o111, script
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111

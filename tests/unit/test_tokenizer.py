@@ -140,3 +140,44 @@ def test_only_byte_level_tokenizers(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     with pytest.raises(BadTokenizer, match="byte-level"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"id": -1}, "is not from 0"),
+        ({"id": 1 << 28}, "is not from 0"),  # 2 GiB of table
+        ({"id": True}, "without content or id"),
+        ({"id": "5"}, "without content or id"),
+        ({"content": 5}, "without content or id"),
+        ({"id": 40, "content": "<|mine|>"}, "have one id"),  # the letter that is token 40 would become special
+        ({"id": 1}, "one content or one id"),
+        ({"content": "<|im_end|>"}, "one content or one id"),
+    ],
+)
+def test_added_tokens_have_content_and_id_of_their_own(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    spec = json.loads((tokenizer_dir() / "tokenizer.json").read_text())
+    spec["added_tokens"][0] |= change
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(BadTokenizer, match=words):
+        Tokenizer.load(tmp_path)
+
+
+def test_the_greatest_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = (tokenizer_dir() / "tokenizer.json").read_bytes()
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer is not None
+    monkeypatch.setattr(limits, "TOKENIZER_IDS", tokenizer.vocab_size)
+    assert Tokenizer.load(tmp_path) is not None
+    monkeypatch.setattr(limits, "TOKENIZER_IDS", tokenizer.vocab_size - 1)
+    with pytest.raises(BadTokenizer, match="must be below"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_panic_of_the_library_is_an_error_as_any_other(tmp_path: Path) -> None:
+    spec = json.loads((tokenizer_dir() / "tokenizer.json").read_text())
+    spec["normalizer"] = {"type": "Replace", "pattern": {"String": ""}, "content": "x" * 100}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(BadTokenizer, match="panicked"):
+        Tokenizer.load(tmp_path)
