@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import unicodedata
 from pathlib import Path
 
 import grpc
@@ -30,7 +31,7 @@ COMPLETION = {
     "presence_penalty": 0.5, "frequency_penalty": -0.5, "stop_token_ids": [9], "min_tokens": 1, "ignore_eos": True,
     "logprobs": 1, "stream": True, "stream_options": {"include_usage": True},
 }  # fmt: skip
-INSIDE = ("Traceback", 'File "', "/work", "/tmp", "/home", ".py", ".sock", "lane-0.sock")
+INSIDE = ("Traceback", 'File "', str(Path(__file__).parents[2]), "/tmp", ".py", ".sock")
 CODES = {
     kind.code for kind in [*CoordinatorError.__subclasses__(), *(k for c in CoordinatorError.__subclasses__()
                                                                  for k in c.__subclasses__())]
@@ -169,7 +170,7 @@ def test_renderer():
                 case PlainText(text):
                     ids = tokenizer.encode(text)
                     assert not guarded.intersection(ids), text
-                    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
+                    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == unicodedata.normalize("NFC", text)
                 case SpecialToken() | Marker():
                     specials += 1
         tools = sum(message.role == "tool" for message in messages)

@@ -50,7 +50,7 @@ def test_handoff_reply():
 
 
 def test_owner_receives(tmp_path):
-    """Whatever a client sends: a reply of the protocol or nothing, no descriptor unasked, and the next one is served."""
+    """Whatever a client sends: a reply of the protocol or nothing, no descriptor unasked, the next is served."""
     path = tmp_path / "owner.sock"
     region = regions.build(tmp_path)
     good = msgpack.unpackb(handoff.encode_request("descriptor"))
