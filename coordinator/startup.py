@@ -76,7 +76,7 @@ def explain_exit(name: str, keeper: Keeper) -> str:
     if reasons:
         return f"{name} {how}: {reasons[-1].removeprefix('error:').strip()}"
     tail = "\n    ".join(lines[-LOG_LINES_SHOWN:]) or "(it wrote nothing)"
-    return f"{name} {how}; the end of {keeper.managed.spec.log_path}:\n    {tail}"
+    return f"{name} {how}; see {keeper.managed.spec.log_path}\n    {tail}"
 
 
 async def _lane_states(stub: serve_pb2_grpc.ExpresswayStub) -> dict[str, str]:

@@ -88,10 +88,13 @@ def command(
         assert pack is not None
         options = LaneOptions(check_pack(pack), "cpu", vram_budget, context, prefill_chunk, log_json=False)
         _check_fits(options, prompt_ids)
+        progress = Progress()
         try:
-            answer = asyncio.run(_ask_pack(options, request, chat=chat, as_json=as_json, timeout_s=timeout_s))
+            answer = asyncio.run(_ask_pack(options, request, progress, chat=chat, as_json=as_json, timeout_s=timeout_s))
         except asyncio.CancelledError:  # everything is stopped and removed by now
             raise Interrupted("stopped by the user", signal.SIGTERM) from None
+        finally:
+            progress.end()  # an error stands on a line of its own
     print(json.dumps(answer.to_json()) if as_json else "", flush=True)
 
 
@@ -106,12 +109,17 @@ def _check_fits(options: LaneOptions, prompt_ids: list[int] | None) -> None:
 
 
 async def _ask_pack(
-    options: LaneOptions, request: serve_pb2.GenerateRequest, *, chat: bool, as_json: bool, timeout_s: float
+    options: LaneOptions,
+    request: serve_pb2.GenerateRequest,
+    progress: Progress,
+    *,
+    chat: bool,
+    as_json: bool,
+    timeout_s: float,
 ) -> Collected:
     this = asyncio.current_task()
     assert this is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
-    progress = Progress()
     async with solo(options, dict(os.environ), timeout_s, progress.show) as lane:
         progress.end()
         if chat:
@@ -122,7 +130,10 @@ async def _ask_pack(
             request.token_ids.ids.extend(ids)
             request.stop_ids.extend(serving.text.chat_end_ids())
         answering = asyncio.create_task(ask(lane.target, request, _shown(as_json), timeout_s=timeout_s))
-        await asyncio.wait({answering})
+        try:
+            await asyncio.wait({answering})
+        finally:
+            answering.cancel()  # nobody takes it any more when this task is the one that was cancelled
         if answering.exception() is not None:
             lane.check()  # a process that died says more than the broken stream
         return answering.result()

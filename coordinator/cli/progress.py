@@ -29,10 +29,11 @@ class Progress:
         sys.stderr.flush()
 
     def end(self) -> None:
-        """Clear the line."""
+        """Clear the line, whatever comes next. Idempotent."""
         if self._terminal and self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
+        self._shown = ""
 
 
 def _owner_first(item: tuple[str, str]) -> tuple[bool, int, str]:

@@ -123,7 +123,10 @@ def command(
         else:
             print(describe(running), flush=True)
 
-    asyncio.run(run_cluster(config, dict(os.environ), progress.show, on_ready))
+    try:
+        asyncio.run(run_cluster(config, dict(os.environ), progress.show, on_ready))
+    finally:
+        progress.end()  # an error stands on a line of its own
 
 
 def describe(running: Running) -> str:

@@ -8,11 +8,12 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from coordinator.cli import COMMANDS, commands
+from coordinator.cli import COMMANDS, commands, main
 from coordinator.cli.answer import Collected
 from coordinator.cli.progress import Progress
 from coordinator.cli.sampling_options import fill, parse_bias, parse_ids
-from coordinator.errors import BadOption
+from coordinator.errors import BadOption, StartFailed
+from coordinator.pack_facts import PackFacts
 from laneproto.v1 import serve_pb2
 from tests.fakes.serving import cli
 
@@ -167,3 +168,27 @@ def test_progress_off_a_terminal_is_a_line_for_each_change(capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err == "owner filling 3 %, lane-2 starting, lane-10 ready\n"
+
+
+def test_on_a_terminal_what_follows_the_progress_stands_on_a_line_of_its_own(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    progress = Progress()
+    progress.show({"owner": "ready"})
+    progress.end()
+    progress.end()
+    assert capsys.readouterr().err == "\r\x1b[Kowner ready\r\x1b[K"
+
+
+def test_a_failed_start_ends_the_progress_first(monkeypatch, tmp_path, capsys):
+    async def run_cluster(config, env, on_progress, on_ready):
+        on_progress({"owner": "starting"})
+        raise StartFailed("no")
+
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("coordinator.cli.serve.run_cluster", run_cluster)
+    monkeypatch.setattr("coordinator.cli.serve.configure_logging", lambda **_: None)  # of this whole process
+    monkeypatch.setattr("coordinator.cli.serve.read_facts", lambda _: PackFacts(None, None, 1))
+    (tmp_path / "manifest.msgpack").touch()
+    with pytest.raises(SystemExit):
+        main(["serve", str(tmp_path)])
+    assert capsys.readouterr().err == "\r\x1b[Kowner starting\r\x1b[Kerror: start_failed: no\n"
