@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-
 # Ours, and what Python, torch and its OpenMP libraries could make for us.
 SHARED_MEMORY_PREFIXES = ("expressway", "exw", "psm_", "sem.", "torch_", "__KMP", "ray")
 

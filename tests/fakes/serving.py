@@ -53,6 +53,14 @@ def wait_for(condition, limit_s: float = END_LIMIT_S) -> None:
         time.sleep(0.05)
 
 
+def remove(folder: Path) -> None:
+    """Removes a folder that killed processes may still be leaving: they go a moment after their supervisor."""
+    deadline = time.monotonic() + END_LIMIT_S
+    while folder.exists() and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.02)
+
+
 class Served:
     """A cluster that serves. `pids` and `cluster` are read anew on every access.
 
@@ -93,7 +101,7 @@ class Served:
         self.process.wait()
         self.process.stdout.close()
         self.stderr.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)
 
     @property
     def cluster(self) -> dict[str, object]:
