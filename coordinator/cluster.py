@@ -14,15 +14,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import structlog
+
 from coordinator import limits
 from coordinator.clusters import clear_stale, who_listens
 from coordinator.config import Address, ServeConfig, choose_address, split_cores
-from coordinator.errors import BadAddress, Interrupted
+from coordinator.errors import BadAddress, Interrupted, RunDirError
 from coordinator.launchers import open_launcher
 from coordinator.plan import plan_cluster
 from coordinator.rundir import RunDir
 from coordinator.startup import OnProgress, Ready, wait_ready
 from coordinator.supervisor import Supervisor, serve_keepers
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,10 @@ async def _live(
         seen = supervisor.version
         pids = {"supervisor": os.getpid(), **{name: keeper.pid for name, keeper in supervisor.keepers.items()}}
         running = Running(config, run_dir.path, ready, pids)
-        run_dir.write_cluster(running.to_json())
+        try:
+            run_dir.write_cluster(running.to_json())
+        except RunDirError as error:  # a full disk is no reason to stop serving
+            log.warning("cluster.json is out of date", reason=str(error))
         if not announced:
             on_ready(running)
             announced = True

@@ -108,20 +108,26 @@ class RunDir:
         return self.log_dir / f"{name}.log"
 
     def write_cluster(self, content: Mapping[str, object]) -> None:
-        """Write `cluster.json` in one step: readers see the old file or the new one."""
+        """Write `cluster.json` in one step: readers see the old file or the new one. RunDirError when it cannot be."""
         draft = self.path / "cluster.json.new"
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-        os.replace(draft, self.path / "cluster.json")
+        try:
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with open(fd, "w", encoding="utf-8") as file:
+                json.dump(content, file)
+            os.replace(draft, self.path / "cluster.json")
+        except OSError as error:
+            raise RunDirError(f"{self.path}: cluster.json cannot be written: {error.strerror}") from None
 
     def release(self) -> None:
-        """Empty the directory, remove it where that is possible, and give up the lock."""
-        self._clear()
+        """Empty the directory, remove it where that is possible, and give up the lock.
+
+        A directory that somebody else removed, and maybe holds by now, is left alone.
+        """
         with contextlib.suppress(OSError):
-            (self.path / "lock").unlink()
-        with contextlib.suppress(OSError):
-            self.path.rmdir()
+            if os.path.samestat(os.stat(self.path / "lock", follow_symlinks=False), os.fstat(self._lock_fd)):
+                self._clear()
+                (self.path / "lock").unlink()
+                self.path.rmdir()
         os.close(self._lock_fd)
 
     def _clear(self) -> None:

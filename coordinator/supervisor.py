@@ -200,7 +200,10 @@ class Supervisor:
         while True:
             await asyncio.sleep(LOG_CHECK_S)
             for keeper in self.keepers.values():
-                trim_log(keeper.managed.spec.log_path)
+                try:
+                    trim_log(keeper.managed.spec.log_path)
+                except OSError as error:  # tried again; a full disk must not end the upkeep of the other logs
+                    log.warning("cannot trim", log=str(keeper.managed.spec.log_path), reason=error.strerror)
 
 
 async def end(handle: ProcessHandle, grace_s: float) -> int:

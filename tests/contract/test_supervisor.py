@@ -1,6 +1,7 @@
 """Supervisor, local launcher and the keepers' wire, with real processes that do nothing but live and die."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -238,3 +239,20 @@ def test_logs_are_cut_past_the_limit_and_keep_their_end(folder):
     assert path.read_bytes() == b"after"
     assert (folder / "lane-0.log.1").read_bytes() == b"b" * 9 + b"c"
     trim_log(folder / "missing.log")
+
+
+async def test_the_upkeep_of_logs_outlives_a_disk_that_is_full(folder, monkeypatch):
+    trimmed = []
+
+    def trim(path):
+        trimmed.append(path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("coordinator.supervisor.trim_log", trim)
+    monkeypatch.setattr("coordinator.supervisor.LOG_CHECK_S", 0.01)
+    async with supervised(folder, one=SLEEPER, two=SLEEPER) as supervisor:
+        await supervisor.start_all()
+        async with asyncio.timeout(20):
+            while len(trimmed) < 6:
+                await asyncio.sleep(0.01)
+    assert {path.name for path in trimmed} == {"one.log", "two.log"}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -151,3 +152,31 @@ def test_temporary_directories_are_private_and_vanish(env):
     run_dir.log("lane-0").touch()
     run_dir.release()
     assert not run_dir.path.exists()
+
+
+def test_a_cluster_file_that_cannot_be_written_is_named(env):
+    run_dir = RunDir.claim("default", env)
+    (run_dir.path / "cluster.json").mkdir()
+    with pytest.raises(RunDirError, match=r"cluster\.json cannot be written"):
+        run_dir.write_cluster({})
+    (run_dir.path / "cluster.json").rmdir()
+    run_dir.release()
+
+
+def test_a_directory_that_was_removed_is_no_failure_at_the_end(env):
+    run_dir = RunDir.claim("default", env)
+    shutil.rmtree(run_dir.path)
+    with pytest.raises(RunDirError, match=r"cluster\.json cannot be written"):
+        run_dir.write_cluster({})
+    run_dir.release()
+
+
+def test_release_leaves_a_directory_alone_that_somebody_else_holds_by_now(env):
+    first = RunDir.claim("default", env)
+    shutil.rmtree(first.path)
+    second = RunDir.claim("default", env)
+    second.write_cluster({"of": "second"})
+    first.release()
+    assert read_cluster("default", env) == {"of": "second"}
+    second.release()
+    assert not second.path.exists()
