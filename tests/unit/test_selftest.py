@@ -83,8 +83,9 @@ def test_a_healthy_lane_passes_with_every_instruction_set(pack, record):
             assert "as recorded" in selftest.run(runner, experts, vocab, record)
 
 
-def test_without_a_record_it_says_so(pack):
-    with lane(pack) as (runner, experts, vocab, _):
+@pytest.mark.parametrize("experts_format", ["f32", "q8", "q4g32"])
+def test_without_a_record_it_says_so_in_every_format(tmp_path, experts_format):
+    with lane(tiny_pack(tmp_path, experts_format)) as (runner, experts, vocab, _):
         assert "no golden record" in selftest.run(runner, experts, vocab, None)
 
 
