@@ -18,6 +18,7 @@ import re
 import shutil
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -119,8 +120,14 @@ def read_rate(file: Path, threads: int, most: int) -> float:
     return total / seconds
 
 
-def quantiser_rate(layout: RecordLayout, threads: int, seconds: float) -> float:
-    """Experts per second that are written from fp32 in memory, with `threads` beside each other."""
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def quantised(layout: RecordLayout, threads: int, seconds: float) -> int:
+    """How many experts are written from fp32 in memory in some seconds, by `threads` beside each other."""
     random = np.random.default_rng(1)
     gate_up = random.standard_normal((2 * layout.intermediate, layout.hidden), np.float32)
     down = random.standard_normal((layout.hidden, layout.intermediate), np.float32)
@@ -135,8 +142,7 @@ def quantiser_rate(layout: RecordLayout, threads: int, seconds: float) -> float:
         raise AssertionError
 
     with ThreadPoolExecutor(threads) as pool:
-        done = sum(pool.map(work, range(threads)))
-    return done / (time.monotonic() - began)
+        return sum(pool.map(work, range(threads)))
 
 
 def _status(field: str) -> int:
@@ -187,6 +193,8 @@ class Turns:
 
     converting: list[float]  # bytes of records per second
     quantising: list[float]
+    converting_cpu: list[float]  # the same per second of processor time
+    quantising_cpu: list[float]
     seconds: float = 0.0  # that the conversion ran until the experts were written
 
     def shares(self) -> list[float]:
@@ -199,16 +207,19 @@ def in_turns(layout: RecordLayout, threads: int, window_s: float, child: BasePro
     """Lets the child run and stops it, in turns with the quantiser, until all expert records are written."""
     assert child.pid is not None
 
-    def alone() -> float:
-        return quantiser_rate(layout, threads, window_s) * layout.record_bytes
+    def alone() -> None:
+        cpu, began = time.process_time(), time.monotonic()
+        written = quantised(layout, threads, window_s) * layout.record_bytes
+        turns.quantising.append(written / (time.monotonic() - began))
+        turns.quantising_cpu.append(written / (time.process_time() - cpu))
 
     while not done.value and child.is_alive():  # imports and headers are no part of a window
         time.sleep(0.001)
-    turns = Turns([], [])
+    turns = Turns([], [], [], [])
     while True:
         os.kill(child.pid, signal.SIGSTOP)
-        turns.quantising.append(alone())
-        first, began = done.value, time.monotonic()
+        alone()
+        first, cpu, began = done.value, cpu_seconds(child.pid), time.monotonic()
         os.kill(child.pid, signal.SIGCONT)
         while done.value < total and child.is_alive() and time.monotonic() - began < window_s:
             time.sleep(0.01)
@@ -216,7 +227,9 @@ def in_turns(layout: RecordLayout, threads: int, window_s: float, child: BasePro
         turns.seconds += seconds
         if done.value >= total or not child.is_alive():
             return turns  # the last window is cut short by what follows the experts
-        turns.converting.append((done.value - first) / seconds)
+        written = done.value - first
+        turns.converting.append(written / seconds)
+        turns.converting_cpu.append(written / max(0.01, cpu_seconds(child.pid) - cpu))
 
 
 def source_bytes(config: TinyConfig, dtype: str) -> dict[str, int]:
@@ -260,9 +273,12 @@ def rehearse(
     child = context.Process(target=converted, args=(source, target, experts, threads, done, there))
     child.start()
     there.close()
-    turns = in_turns(layout, threads, window_s, child, done, records)
-    run: Run = here.recv()
-    child.join()
+    try:
+        turns = in_turns(layout, threads, window_s, child, done, records)
+        run: Run = here.recv()
+        child.join()
+    finally:
+        child.kill()  # it may be stopped
     if run.error:
         raise RuntimeError(run.error)
     pack_bytes = sum(path.stat().st_size for path in target.iterdir())
@@ -295,6 +311,9 @@ def rehearse(
         "share_of_slower_quartiles": [round(quarters[0], 3), round(quarters[-1], 3)],
         "peak_bytes": run.peak_bytes,
         "header_bytes_per_tensor": run.header_bytes_per_tensor,
+        "share_of_quantiser_by_processor_time": round(
+            statistics.median(turns.converting_cpu or [0.0]) / statistics.median(turns.quantising_cpu), 3
+        ),
         "released_model": released(dtype, reached, run.peak_bytes, run.header_bytes_per_tensor),
     }
 
@@ -314,9 +333,10 @@ def main() -> None:
         free = shutil.disk_usage(name).free
         if free < needed:
             parser.error(f"{needed >> 30} GiB of disk are needed, {free >> 30} are free")
-        parts = [
-            rehearse(Path(name), dtype, chosen.experts, chosen.threads, REAL, chosen.window) for dtype in chosen.dtypes
-        ]
+        parts = []
+        for dtype in chosen.dtypes:
+            parts.append(rehearse(Path(name), dtype, chosen.experts, chosen.threads, REAL, chosen.window))
+            print(json.dumps(parts[-1]), file=sys.stderr, flush=True)
     arguments = ["--experts", chosen.experts, "--dtypes", *chosen.dtypes, "--window", str(chosen.window)]
     result = frame(
         "bench.rehearsal",

@@ -23,7 +23,7 @@ def test_a_rehearsal_takes_its_time_apart(tmp_path, dtype, width):
 
 
 def test_shares_compare_each_window_with_its_neighbours():
-    assert Turns([3.0, 8.0], [2.0, 4.0, 12.0]).shares() == [1.0, 1.0]
+    assert Turns([3.0, 8.0], [2.0, 4.0, 12.0], [], []).shares() == [1.0, 1.0]
 
 
 def test_the_released_model_has_the_sizes_that_are_known():
