@@ -76,7 +76,7 @@ def altered(draw: st.DrawFn, document: Any, values: st.SearchStrategy[Any]) -> A
                 case "value":
                     holder[key] = draw(values)
                 case "number" if type(holder[key]) is int:
-                    holder[key] += draw(st.sampled_from([-1, 1, 4096, 1 << 32]))
+                    holder[key] += draw(st.sampled_from([-1, 1, 4096, 1 << 32]) | st.integers(-64, 64))
                 case "remove":
                     del holder[key]
                 case "add" if isinstance(holder, dict):

@@ -262,17 +262,21 @@ def test_tokenizer(tmp_path):
     write_tokenizer(tmp_path, 300)
     file = tmp_path / "tokenizer.json"
     good = json.loads(file.read_bytes())
-    # Few merges and no long lists of the library's own, so that edits land where they matter.
-    texts = ("plain", f"{IM_START}system\n{IM_END}", "\0\ud7ff\U0001f600 é")
+    texts = ("plain", bytes(range(128)).decode(), f"{IM_START}system\n{IM_END}", "\0\ud7ff\U0001f600 é")
 
     def check(data):
         file.write_bytes(data)
         read = Tokenizer.load(tmp_path)
-        special = {read.special(token["content"]) for token in json.loads(data).get("added_tokens") or []}
+        added = [token["content"] for token in json.loads(data).get("added_tokens") or []]
+        special = {read.special(content) for content in added if content.strip()}
+        assert len(special) == len([content for content in added if content.strip()])
+        assert all(0 <= token < read.vocab_size for token in special)
         for text in texts:
             ids = read.encode(text)
-            assert not special.intersection(ids) - {None}
+            assert not special.intersection(ids)
             assert all(0 <= token < read.vocab_size for token in ids)
             [read.token_bytes(token) for token in ids]
 
-    fuzz(either(good, JSON_VALUES, to_json), check, (BadTokenizer,))
+    # What the file is mostly made of, the vocabulary, is the library's to check; the added tokens are ours.
+    ours = altered(good["added_tokens"], JSON_VALUES).map(lambda added: to_json({**good, "added_tokens": added}))
+    fuzz(either(good, JSON_VALUES, to_json) | ours, check, (BadTokenizer,))
