@@ -11,9 +11,10 @@
 
 namespace experts {
 
-constexpr int kTile = 4;       // activations that share one pass over the codes
-constexpr int kChains = 8;     // chains of a dot; also the groups of one vector step
-constexpr int kGateRows = 64;  // intermediate elements of one gate-up unit: whole groups of every format
+constexpr int kTile = 16;       // activations of one call of dots
+constexpr int kMostPairs = 64;  // pairs of weight rows of one call of dots
+constexpr int kChains = 8;      // chains of a dot; also the groups of one vector step
+constexpr int kGateRows = 64;   // intermediate elements of one gate-up unit: whole groups of every format
 
 // A quantised activation row, made for one pass of dots:
 //   int8 q: for q8 in plain order, for q4 in blocks of 128 elements that match 64 bytes of codes, first the 64 elements
@@ -47,13 +48,19 @@ struct Shape {
 struct RowPairs {
   const uint8_t *codes_a, *codes_b, *scales_a, *scales_b;
   int stride;  // in rows
-  int count;
+  int count;   // even, at most kMostPairs
 };
 
 // Where the dots of a tile's activation m go: a[m][i * step], b[m][i * step].
 struct DotsOut {
   float *a[kTile], *b[kTile];
   int step;
+
+  DotsOut from(int m) const {  // of activation m and those after it
+    DotsOut rest = *this;
+    for (int i = m; i < kTile; ++i) rest.a[i - m] = a[i], rest.b[i - m] = b[i];
+    return rest;
+  }
 };
 
 struct Isa {

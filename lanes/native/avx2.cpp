@@ -185,7 +185,7 @@ TARGET void dots_format(const Shape& s, const RowPairs& rows, const uint8_t* con
 
 void dots(const Shape& s, const RowPairs& rows, const uint8_t* const* activations, int tile, const DotsOut& out) {
   const auto format = s.bits == 8 ? dots_format<64, 8> : s.group == 64 ? dots_format<64, 4> : dots_format<32, 4>;
-  format(s, rows, activations, tile, out);
+  for (int m = 0; m < tile; m += 4) format(s, rows, activations + m, tile - m < 4 ? tile - m : 4, out.from(m));
 }
 
 // Rows of fp32 weights; `Rows` of them at once, because one row's fma chain waits for itself.

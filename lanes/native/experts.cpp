@@ -1,5 +1,5 @@
 // expert_pool_* and expert_run of experts.h: checks every argument, then cuts the call into units for the pool.
-// Not here: arithmetic (scalar.cpp, avx2.cpp, avx512.cpp), threads (pool.cpp), combine and read (rows.cpp).
+// Not here: arithmetic (scalar.cpp, avx2.cpp, avx512*.cpp), threads (pool.cpp), combine and read (rows.cpp).
 //
 // Units of expert_run, in the order they are taken: gate-up units of every job (kGateRows intermediate elements each,
 // quantised on the spot), then down units of every job. A down unit waits for its job's gate-up units, which were all
@@ -21,6 +21,7 @@ using namespace experts;
 namespace {
 
 constexpr int kDownRows = 128;     // hidden elements of one down unit
+static_assert(kGateRows <= kMostPairs && kDownRows <= 2 * kMostPairs, "what dots take at once");
 constexpr int kBatchPairs = 4096;  // pairs whose intermediates are held at once: bounds the scratch memory
 constexpr int kRowsInline = 8;     // activations the caller quantises alone rather than waking anybody
 
@@ -73,7 +74,8 @@ void gate_up_quantised(Run& run, const Job& job, int first, int count) {
   const uint8_t* c = job.record + l.gate_up_codes + first * codes;
   const uint8_t* s = job.record + l.gate_up_scales + first * scales;
   const RowPairs rows{c, c + l.intermediate * codes, s, s + l.intermediate * scales, 1, count};
-  const DotsOut out{{g[0], g[1], g[2], g[3]}, {u[0], u[1], u[2], u[3]}, 1};
+  DotsOut out{{}, {}, 1};
+  for (int m = 0; m < kTile; ++m) out.a[m] = g[m], out.b[m] = u[m];
   for (int p = 0; p < job.pairs; p += kTile) {
     const int tile = std::min(kTile, job.pairs - p);
     const uint8_t* activations[kTile];

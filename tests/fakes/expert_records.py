@@ -30,13 +30,14 @@ def fill(record: np.ndarray, layout: RecordLayout, rng: np.random.Generator, *, 
     for offset, elements in ((layout.gate_up_codes, 2 * i * h), (layout.down_codes, h * i)):
         count = elements * layout.format.bits // 8
         codes = part(offset, count, np.uint8)
-        codes[:] = rng.integers(0, 256, count)
+        codes[:] = np.frombuffer(rng.bytes(count), np.uint8)
         if layout.format.bits == 8:
             signed = codes.view(np.int8)
             signed[signed == -128] = 127
             if hostile:
-                ends = rng.random(count) < rng.choice([0.01, 0.5, 1])
-                signed[ends] = rng.choice(np.array([-128, -127, 127], np.int8), int(ends.sum()))
+                least = rng.choice([3, 100, 126])  # few or many codes go to an end
+                signed[signed >= least] = rng.choice([127, -128])
+                signed[signed <= -least] = rng.choice([-127, -128])
     for offset, count in ((layout.gate_up_scales, 2 * i * h // group), (layout.down_scales, h * i // group)):
         if hostile:
             bits = rng.integers(0, 1 << 16, count, dtype=np.uint16)

@@ -230,6 +230,7 @@ GUARDED = """
 
     libc = ctypes.CDLL(None, use_errno=True)
     PAGE = 4096
+    ROWS = 19  # sixteen at once and three more
 
     def guarded(data):
         # A copy of `data` whose last byte is the last before a page that nobody may read.
@@ -260,13 +261,13 @@ GUARDED = """
                     sys.exit("crooked test")
                 layout = dataclasses.replace(packed, record_bytes=padded, **offsets)
                 record = guarded(rng.integers(0, 60, padded).astype(np.uint8))
-                x = guarded(rng.standard_normal((3, h)).astype(np.float32).reshape(-1).view(np.uint8))
-                out = guarded(np.zeros(12 * h, np.uint8)).view(np.float32).reshape(3, h)
+                x = guarded(rng.standard_normal((ROWS, h)).astype(np.float32).reshape(-1).view(np.uint8))
+                out = guarded(np.zeros(4 * ROWS * h, np.uint8)).view(np.float32).reshape(ROWS, h)
                 kernel = ExpertKernel(layout, isa="{ISA}")
-                at, rows = np.array([record.ctypes.data], np.uint64), np.arange(3, dtype=np.int32)
-                kernel.run(at, np.array([0, 3], np.int32), rows, x.view(np.float32).reshape(3, h), out)
+                at, rows = np.array([record.ctypes.data], np.uint64), np.arange(ROWS, dtype=np.int32)
+                kernel.run(at, np.array([0, ROWS], np.int32), rows, x.view(np.float32).reshape(ROWS, h), out)
                 kernel.read(at)
-                kernel.combine(np.zeros((3, 1), np.int32), np.ones((3, 1), np.float32), out.copy(), out)
+                kernel.combine(np.zeros((ROWS, 1), np.int32), np.ones((ROWS, 1), np.float32), out.copy(), out)
                 kernel.close()
     print("nothing read outside")
 """
