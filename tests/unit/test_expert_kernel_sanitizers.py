@@ -67,6 +67,7 @@ int main() {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the compiler takes minutes where cores are shared
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_the_kernel_is_clean(sanitizers, tmp_path):
     compiler = shutil.which("g++")
