@@ -113,9 +113,11 @@ class Dispatcher:
         running = [run.task for run in self._runs.values() if run.task]
         if running:
             await asyncio.wait(running, timeout=limits.DOOR_CLOSE_S)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # tasks leave the set in the loop's next turn
 
     # --- placement
 
