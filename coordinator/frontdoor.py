@@ -23,7 +23,7 @@ from coordinator.dispatch import Dispatcher
 from coordinator.doors.grpc import SERVER_OPTIONS, SERVICE, ExpresswayServicer
 from coordinator.doors.health import HealthFollower
 from coordinator.doors.http import build_app
-from coordinator.doors.listen import listen_http
+from coordinator.doors.listen import ProtocolLog, listen_http
 from coordinator.errors import BadAddress
 from coordinator.generation_config import GenerationConfig
 from coordinator.grpc_server import start_server
@@ -93,6 +93,7 @@ def _runner(serving: Serving) -> web.AppRunner:
     return web.AppRunner(
         build_app(serving, started=int(time.time())),
         access_log=None,
+        logger=ProtocolLog(),
         handler_cancellation=True,  # a client that is gone cancels its handler, and so its request
         keepalive_timeout=limits.IDLE_CONNECTION_S,
         shutdown_timeout=limits.DOOR_CLOSE_S,

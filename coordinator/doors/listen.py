@@ -5,13 +5,33 @@ Not here: applications. Invariant: a refused address is a BadAddress, and the um
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
+from typing import Any
 
-from aiohttp import web
+import structlog
+from aiohttp import http_exceptions, web
 
 from coordinator.config import Address
 from coordinator.errors import BadAddress
+
+_log = structlog.get_logger("http")
+
+
+class ProtocolLog(logging.Logger):
+    """Where aiohttp tells of broken connections. It quotes the bytes that it could not read, and a body that is longer
+    than its length says is read as the next request: so of a client's mistake only the kind is kept."""  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__("http", logging.WARNING)
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
+        """An error outside of a handler."""
+        if isinstance(exc_info, http_exceptions.HttpProcessingError):
+            _log.info("malformed request", kind=type(exc_info).__name__)
+        else:
+            _log.error("connection failed", exc_info=exc_info)
 
 
 async def listen_http(runner: web.AppRunner, address: Address) -> Address:

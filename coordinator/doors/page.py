@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 
 from coordinator import limits
 from coordinator.config import Address
-from coordinator.doors.listen import listen_http
+from coordinator.doors.listen import ProtocolLog, listen_http
 from coordinator.lane_totals import LaneTotals
 from coordinator.lane_view import Roster
 from coordinator.metrics import CONTENT_TYPE, Metrics
@@ -86,6 +86,7 @@ async def start_page(
     runner = web.AppRunner(
         build_app(metrics, gauges.state, address.host),
         access_log=None,
+        logger=ProtocolLog(),
         keepalive_timeout=limits.IDLE_CONNECTION_S,
         shutdown_timeout=limits.GRPC_CLOSE_S,
     )

@@ -237,6 +237,30 @@ def test_errors_show_nothing_of_the_inside(served):
     assert [(word, text) for text in said for word in [*inside, CANARY] if word in text] == []
 
 
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+# A length too short, no chunk size, a header and a path that are none: the parser trips over the client's words.
+BROKEN_REQUESTS = [
+    POST + b"Content-Length: 2\r\n\r\n{}" + CANARY.encode() + b" HTTP/7.7\r\n\r\n",
+    POST + b"Transfer-Encoding: chunked\r\n\r\n" + CANARY.encode() + b"\r\n",
+    POST + b"X: \x01" + CANARY.encode() + b"\r\n\r\n",
+    b"GET /\xff" + CANARY.encode() + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    CANARY.encode() * 2000,
+]  # fmt: skip
+
+
+def raw(served, data):
+    """Bytes to the HTTP port; what comes back."""
+    host, _, port = served.ready["http"].rpartition(":")
+    answered = b""
+    with socket.create_connection((host, int(port)), timeout=10) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(data)
+        while piece := connection.recv(65536):
+            answered += piece
+            if b" 400 " in answered:
+                break
+    return answered
+
+
 def test_no_word_of_a_conversation_is_written_down(served):
     """Asked over both doors, whole, streamed, refused and in every place a client can write."""
     chat = {"messages": [{"role": "user", "content": CANARY}], "max_tokens": 3, "stop": [CANARY]}
@@ -246,6 +270,8 @@ def test_no_word_of_a_conversation_is_written_down(served):
     post(served, "/v1/completions", {"prompt": CANARY, "temperature": 99, CANARY: CANARY})
     post(served, f"/{CANARY}", {"prompt": CANARY}, **{"x-request-id": CANARY, "x-session-id": CANARY})
     assert isinstance(generate(served, text=CANARY, top_p=7), str)
+    for broken in BROKEN_REQUESTS:
+        raw(served, broken)
     pieces = {CANARY.encode(), CANARY.encode().hex().encode()}
     places = [served.folder / "stderr", *(p for p in served.folder.rglob("*") if p.is_file())]
     assert any(path.name == "coordinator.log" for path in places)
