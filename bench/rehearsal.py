@@ -51,6 +51,7 @@ REAL = TinyConfig(
 EXPERT_PARAMETERS, TABLE_PARAMETERS, DENSE_BYTES = 49 * 512 * 3 * 2560 * 640, 320_001_536 * 160, 11_200_000_000
 RELEASED_TENSORS = {"bf16": 1_600, "fp8": 152_000}
 BLOCK = 8 << 20
+WINDOWS = 16
 
 
 def drawn(tensor: Stored, pools: dict[str, np.ndarray], turn: int) -> np.ndarray:
@@ -204,7 +205,7 @@ class Turns:
 
 
 def in_turns(layout: RecordLayout, threads: int, window_s: float, child: BaseProcess, done: Any, total: int) -> Turns:
-    """Lets the child run and stops it, in turns with the quantiser, until all expert records are written."""
+    """Lets the child run in WINDOWS turns with the quantiser, then until all experts are written."""
     assert child.pid is not None
 
     def alone() -> None:
@@ -221,7 +222,8 @@ def in_turns(layout: RecordLayout, threads: int, window_s: float, child: BasePro
         alone()
         first, cpu, began = done.value, cpu_seconds(child.pid), time.monotonic()
         os.kill(child.pid, signal.SIGCONT)
-        while done.value < total and child.is_alive() and time.monotonic() - began < window_s:
+        last = len(turns.converting) == WINDOWS
+        while done.value < total and child.is_alive() and (last or time.monotonic() - began < window_s):
             time.sleep(0.01)
         seconds = time.monotonic() - began
         turns.seconds += seconds

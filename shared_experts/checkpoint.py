@@ -22,7 +22,7 @@ from shared_experts.errors import CheckpointError
 from shared_experts.fields import Fields, parse_json, plain, plain_name
 from shared_experts.qwen4_exp import NgramConstants, TextConfig
 from shared_experts.safetensors_reader import SafetensorsFile, open_regular
-from shared_experts.tensor_source import FLOATS, FP8, NgramSource, Source
+from shared_experts.tensor_source import FLOATS, FP8, NgramSource, Scratch, Source
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 EXTRA_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -46,7 +46,7 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.text, self._fp8 = _read_config(path)
-        self._files = _open_files(path)
+        self._files, self._scratch = _open_files(path), Scratch()
         try:
             self._sort()
         except BaseException:
@@ -80,17 +80,17 @@ class Checkpoint:
         return found["gate_up_proj"] if "gate_up_proj" in found else found[f"{expert}.gate"]
 
     def read_expert(self, layer: int, expert: int) -> tuple[F32Array, F32Array]:
-        """(gate and up [2I, H], down [H, I]) of one expert in fp32."""
+        """(gate and up [2I, H], down [H, I]) of one expert in fp32, valid until this thread's next call."""
         hidden, inner = self.text.hidden, self.text.intermediate
         found, size = self._experts[layer], hidden * inner
+        gate_up, down = self._scratch.floats("gate_up", 2 * size), self._scratch.floats("down", size)
         if "gate_up_proj" in found:
-            gate_up = found["gate_up_proj"].read(expert * 2 * size, 2 * size)
-            down = found["down_proj"].read(expert * size, size)
+            found["gate_up_proj"].read(expert * 2 * size, 2 * size, gate_up)
+            found["down_proj"].read(expert * size, size, down)
         else:
-            gate_up = np.empty(2 * size, np.float32)
             found[f"{expert}.gate"].read(0, size, gate_up[:size])
             found[f"{expert}.up"].read(0, size, gate_up[size:])
-            down = found[f"{expert}.down"].read(0, size)
+            found[f"{expert}.down"].read(0, size, down)
         return gate_up.reshape(2 * inner, hidden), down.reshape(hidden, inner)
 
     def identity(self) -> str:

@@ -11,6 +11,7 @@ Letters: R rows and C columns of a matrix.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,6 +26,26 @@ from shared_experts.safetensors_reader import DTYPE_BYTES, SafetensorsFile, Tens
 
 FLOATS, FP8 = ("F32", "F16", "BF16"), "F8_E4M3"
 LARGEST_SCALE = 3.4028234663852886e38 / LARGEST_E4M3  # so that no product is infinite
+
+
+class Scratch(threading.local):
+    """Memory of one thread that is used again: fresh pages of tens of MiB per expert cost a third of converting it."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, U8Array] = {}
+
+    def bytes(self, use: str, count: int) -> U8Array:
+        """`count` bytes for a purpose, with anything in them; the thread's next call for it gives them away again."""
+        if len(self._memory.get(use, ())) < count:
+            self._memory[use] = np.empty(count, np.uint8)
+        return self._memory[use][:count]
+
+    def floats(self, use: str, count: int) -> F32Array:
+        """Likewise, `count` fp32."""
+        return self.bytes(use, 4 * count).view(np.float32)
+
+
+_scratch = Scratch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +75,8 @@ class Source:
             self.file.read_into(self.info, 4 * start, out.data.cast("B"))
             self._check(out, start)
             return out
-        raw = self._raw(start, count)
+        # one purpose per dtype: an FP8 tensor reads its scales, which are of another, while it holds its codes
+        raw = self._raw(start, count, _scratch.bytes(dtype, count * DTYPE_BYTES[dtype]))
         if dtype == FP8:
             self._read_fp8(raw, start, out)
         elif dtype == "F16":
@@ -87,9 +109,10 @@ class Source:
         for start in range(0, self.elements, step):
             yield start, min(step, self.elements - start)
 
-    def _raw(self, start: int, count: int) -> U8Array:
+    def _raw(self, start: int, count: int, raw: U8Array | None = None) -> U8Array:
         size = DTYPE_BYTES[self.info.dtype]
-        raw = np.empty(count * size, np.uint8)
+        if raw is None:
+            raw = np.empty(count * size, np.uint8)
         self.file.read_into(self.info, start * size, raw.data)
         return raw
 
