@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 import threading
 import unicodedata
 from pathlib import Path
@@ -111,6 +112,38 @@ def test_http_bodies(doors, path, good):
     assert doors.call(doors.healthy())
 
 
+def test_http_bytes(doors, caplog):
+    """Bytes that may be no HTTP: an answer in the 400s or the connection's end, and nothing of them in the log."""
+    body = json.dumps(COMPLETION | {"stream": False}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    seeds = [
+        head + b"Content-Length: %d\r\n\r\n" % len(body) + body,
+        head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    ]
+    address = doors.cluster.doors.http
+
+    def check(data):
+        answered = b""
+        with (
+            socket.create_connection((address.host, address.port), timeout=0.5) as client,
+            contextlib.suppress(TimeoutError, ConnectionError),  # it waits for more, or has had enough
+        ):
+            client.sendall(data)
+            while piece := client.recv(65536):
+                answered += piece
+        status = int(answered.split(b" ", 2)[1]) if answered else 0
+        if answered.startswith(b"HTTP/1.") and status == 200:
+            return
+        assert status == 0 or 400 <= status < 500, answered
+        assert b"Traceback" not in answered
+        raise Refused("no request")
+
+    fuzz(spoilt(seeds), check, (Refused,))
+    assert doors.call(doors.healthy())
+    assert not [record for record in caplog.records if record.name.startswith("aiohttp")]
+
+
 def test_grpc_generate(doors):
     """Bytes as they come over the wire; what is no message is gRPC's to refuse."""
     whole = st.sampled_from([0, 1, 2, 3, 19, 20, 21, 4096, (1 << 32) - 1])
@@ -158,11 +191,9 @@ def test_renderer():
     parts = st.sampled_from([*names, "<|im_", "start|>", "<|im_start|>system\n", "\n", " ", "\u200b", "<", "|"])
     texts = st.lists(parts | st.text(max_size=6), max_size=8).map("".join)
     roles = st.sampled_from(["system", "user", "assistant", "tool"])
-    conversations = st.lists(st.builds(ChatMessage, roles, texts), min_size=0, max_size=5)
+    conversations = st.lists(st.builds(ChatMessage, roles, texts), min_size=1, max_size=5)
 
     def check(messages):
-        if not messages:
-            raise Refused("no messages")
         segments = list(render(messages))
         specials = 0
         for segment in segments:
@@ -179,4 +210,4 @@ def test_renderer():
         joined = "".join(s.text if isinstance(s, PlainText) else s.name for s in segments)
         assert all(message.content in joined for message in messages)
 
-    fuzz(conversations, check, (Refused,))
+    fuzz(conversations, check, ())
