@@ -11,18 +11,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from shared_experts import limits
-from shared_experts.codecs import F32Array
 from shared_experts.errors import CheckpointError
 from shared_experts.fields import Fields, parse_json, plain, plain_name
 from shared_experts.qwen4_exp import NgramConstants, TextConfig
 from shared_experts.safetensors_reader import SafetensorsFile, open_regular
-from shared_experts.tensor_source import FLOATS, FP8, NgramSource, Scratch, Source
+from shared_experts.tensor_source import FLOATS, FP8, NgramSource, Source
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 EXTRA_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -46,7 +46,7 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.text, self._fp8 = _read_config(path)
-        self._files, self._scratch = _open_files(path), Scratch()
+        self._files = _open_files(path)
         try:
             self._sort()
         except BaseException:
@@ -74,24 +74,20 @@ class Checkpoint:
         """Layers with experts, draft layers included."""
         return len(self.text.layers) + self.draft_layers
 
-    def expert_source(self, layer: int, expert: int) -> Source:
-        """A tensor to name when this expert's weights are refused."""
-        found = self._experts[layer]
-        return found["gate_up_proj"] if "gate_up_proj" in found else found[f"{expert}.gate"]
+    def expert_runs(self, layer: int, expert: int) -> Iterator[tuple[int, int, Source, int, int]]:
+        """(matrix, its first row, source, first element, rows) of the runs that make up an expert.
 
-    def read_expert(self, layer: int, expert: int) -> tuple[F32Array, F32Array]:
-        """(gate and up [2I, H], down [H, I]) of one expert in fp32, valid until this thread's next call."""
+        Matrix 0 is gate and up [2I, H], matrix 1 down [H, I].
+        """
         hidden, inner = self.text.hidden, self.text.intermediate
         found, size = self._experts[layer], hidden * inner
-        gate_up, down = self._scratch.floats("gate_up", 2 * size), self._scratch.floats("down", size)
         if "gate_up_proj" in found:
-            found["gate_up_proj"].read(expert * 2 * size, 2 * size, gate_up)
-            found["down_proj"].read(expert * size, size, down)
+            yield 0, 0, found["gate_up_proj"], expert * 2 * size, 2 * inner
+            yield 1, 0, found["down_proj"], expert * size, hidden
         else:
-            found[f"{expert}.gate"].read(0, size, gate_up[:size])
-            found[f"{expert}.up"].read(0, size, gate_up[size:])
-            found[f"{expert}.down"].read(0, size, down)
-        return gate_up.reshape(2 * inner, hidden), down.reshape(hidden, inner)
+            yield 0, 0, found[f"{expert}.gate"], 0, inner
+            yield 0, inner, found[f"{expert}.up"], 0, inner
+            yield 1, 0, found[f"{expert}.down"], 0, hidden
 
     def identity(self) -> str:
         """A digest of what a conversion depends on: every small file's bytes, every large one's name, size and time."""

@@ -21,19 +21,26 @@ Quantise = Callable[[F32Array, int], tuple[CodesArray, F16Array]]  # quantise_q4
 def encode_expert(layout: RecordLayout, gate_up: F32Array, down: F32Array, quantise: Quantise | None) -> U8Array:
     """The record of gate_up [2I, H] and down [H, I]; ValueError where a weight cannot be written."""
     record = np.zeros(layout.record_bytes, np.uint8)
-    if not layout.format.group:
-        _put(record, layout.gate_up_codes, gate_up.astype("<f4", copy=False))
-        _put(record, layout.down_codes, down.astype("<f4", copy=False))
-        return record
-    assert quantise is not None, "formats with codes need a quantiser"
-    for weights, codes_at, scales_at in (
-        (gate_up, layout.gate_up_codes, layout.gate_up_scales),
-        (down, layout.down_codes, layout.down_scales),
-    ):
-        codes, scales = quantise(weights, layout.format.group)
-        _put(record, codes_at, codes)
-        _put(record, scales_at, scales.astype("<f2", copy=False))
+    for matrix, weights in enumerate((gate_up, down)):
+        encode_rows(layout, record, matrix, 0, weights, quantise)
     return record
+
+
+def encode_rows(
+    layout: RecordLayout, record: U8Array, matrix: int, first: int, weights: F32Array, quantise: Quantise | None
+) -> None:
+    """Puts rows from `first` of a matrix (0: gate_up, 1: down) into a record; ValueError as above."""
+    columns = layout.intermediate if matrix else layout.hidden
+    codes_at = layout.down_codes if matrix else layout.gate_up_codes
+    codes_at += first * columns * layout.format.bits // 8
+    if not layout.format.group:
+        _put(record, codes_at, weights.astype("<f4", copy=False))
+        return
+    assert quantise is not None, "formats with codes need a quantiser"
+    codes, scales = quantise(weights, layout.format.group)
+    _put(record, codes_at, codes)
+    scales_at = layout.down_scales if matrix else layout.gate_up_scales
+    _put(record, scales_at + 2 * first * (columns // layout.format.group), scales.astype("<f2", copy=False))
 
 
 def decode_expert(layout: RecordLayout, record: U8Array) -> tuple[F32Array, F32Array]:
