@@ -121,11 +121,11 @@ def plain(value: object, fail: Fail, *, nesting: int = NESTING) -> None:
 
 def unique(pairs: list[tuple[object, object]]) -> dict[object, object]:
     """Object hook that refuses a key given twice (ValueError)."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {_short(twice)} is given twice")
+    result: dict[object, object] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"key {_short(key)} is given twice")
+        result[key] = value
     return result
 
 

@@ -45,14 +45,30 @@ def commands() -> None:
     """Serve mixture-of-experts models that do not fit in GPU memory, to several agents at once."""
 
 
+def _open_standard_files() -> None:
+    """Those that the caller closed: else the next file or socket has their number, and what is printed goes there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the least free number is this one
+            os.set_inheritable(number, True)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  for as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
     os.environ.setdefault(
         "GRPC_VERBOSITY", "ERROR"
     )  # before gRPC is loaded: its notes on closed connections help nobody
     words = sys.argv[1:] if arguments is None else arguments
+    _open_standard_files()
     try:
         result = commands.main(args=words, prog_name="expressway", standalone_mode=False)
+        sys.stdout.flush()  # here, where a full disk or a reader that is gone is still an error with a code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         fail(words, "usage", "a command is missing", 2)

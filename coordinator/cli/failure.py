@@ -6,6 +6,7 @@ object exactly when JSON was asked for.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ def fail(words: Sequence[str], code: str, message: str, exit_code: int) -> None:
         print(line, file=sys.stderr)
     print(f"error: {code}: {first}", file=sys.stderr)
     if wants_json(words):
-        print(json.dumps({"error": {"code": code, "message": message}}), flush=True)
+        with contextlib.suppress(OSError):  # the disk that is full, or the reader that is gone, may be the error
+            print(json.dumps({"error": {"code": code, "message": message}}), flush=True)
     sys.exit(exit_code)
 
 

@@ -39,3 +39,29 @@ def test_a_log_whose_reader_is_gone_fails_nobody(process: str) -> None:
     assert child.stdout.read() == b"done\n"
     child.stdout.close()
     child.wait(60)
+
+
+COMMANDS = {
+    "text": ("--help",),
+    "json": ("verify", "/nowhere", "--json"),
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_a_command_whose_output_cannot_be_written_fails_in_the_usual_shape(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        argv = [sys.executable, "-m", "coordinator.cli", *words]
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, timeout=60, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_whose_caller_closed_its_files_runs(closed: str) -> None:
+    program = "import os, sys; from coordinator.cli import main; main(['doctor', '--help'])"
+    done = subprocess.run(
+        f'"{sys.executable}" -c "{program}" {closed}', shell=True, capture_output=True, timeout=60, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("Usage" in done.stdout) == (">&-" not in closed.replace("2>&-", ""))
