@@ -74,6 +74,7 @@ STOP_GRACE_MAX_S: Final = 60.0  # that anybody may ask of the supervisor
 FLEET_TICK_S: Final = 0.1
 LANE_RETRY_S: Final = 0.1  # between two attempts to say hello
 SUPERVISOR_RETRY_S: Final = 0.5
+OWNER_ASK_S: Final = 1.0  # between two questions to the owner; LANE_SUSPECT_S and LANE_KILL_S hold for its silence too
 
 # --- Text -------------------------------------------------------------------------------------------------------------
 INLINE_ENCODE_CHARS: Final = 4096  # longer texts are encoded in a worker thread

@@ -36,11 +36,11 @@ class OwnerStatus:
         return self.state
 
 
-def ask_owner(path: Path) -> OwnerStatus | None:
-    """Its status, None when nobody answers in half a second. Blocks that long: call it in a thread."""
+def ask_owner(path: Path, timeout_s: float = _TIMEOUT_S) -> OwnerStatus | None:
+    """Its status, None when nobody answers in time. Blocks that long: call it in a thread."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.settimeout(_TIMEOUT_S)
+            connection.settimeout(timeout_s)
             connection.connect(str(path))
             connection.send(msgpack.packb({"v": 1, "want": "status"}))
             raw = msgpack.unpackb(connection.recv(_MESSAGE_MAX_BYTES), max_map_len=16, max_array_len=0)

@@ -2,6 +2,7 @@
 
     supervisor.sock ──snapshots──▶ ┌────────┐ ──views, clients──▶ doors, dispatch
     lane-k.sock ──Hello, Watch───▶ │ roster │ ◀─report_suspect──
+    owner.sock ──status──────────▶ │        │
                                    └────────┘ ──start, kill──▶ supervisor
                              (decisions: fleet.Fleet)
 
@@ -15,6 +16,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -24,10 +26,13 @@ from coordinator.errors import LaneError
 from coordinator.fleet import Action, Fleet, Kill, Phase, Progress, Start
 from coordinator.lane_client import LaneClient
 from coordinator.lane_view import LaneState, LaneView, ModelView
+from coordinator.owner_status import ask_owner
 from coordinator.supervisor_client import SeenProcess, SupervisorClient, SupervisorUnavailable
 from laneproto.v1 import lane_pb2
 
 log = structlog.get_logger()
+
+OWNER = "owner"
 
 _STATES: dict[Phase, LaneState] = {
     Phase.STARTING: "starting",
@@ -54,8 +59,11 @@ class _Lane:
 class FleetRoster:
     """Implements `lane_view.Roster`. Use as an async context manager; all methods belong to that event loop."""
 
-    def __init__(self, supervisor: SupervisorClient, fleet: Fleet | None = None) -> None:
+    def __init__(
+        self, supervisor: SupervisorClient, fleet: Fleet | None = None, *, owner_socket: Path | None = None
+    ) -> None:
         self._supervisor = supervisor
+        self._owner_socket = owner_socket  # None: the owner's life is only what the supervisor says
         self._fleet = fleet or Fleet()
         self._lanes: dict[str, _Lane] = {}
         self._views: tuple[LaneView, ...] = ()
@@ -65,6 +73,8 @@ class FleetRoster:
     async def __aenter__(self) -> FleetRoster:
         self._spawn(self._follow_supervisor())
         self._spawn(self._keep_time())
+        if self._owner_socket is not None:
+            self._spawn(self._follow_owner(self._owner_socket))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -97,7 +107,7 @@ class FleetRoster:
 
     def owner_restarts(self) -> int:
         """How often the region's owner was started again."""
-        return self._fleet.restarts("owner")
+        return self._fleet.restarts(OWNER)
 
     def report_suspect(self, name: str) -> None:
         """No new work for this lane until it gives its next sign of life."""
@@ -119,9 +129,8 @@ class FleetRoster:
     def _take_over(self, processes: Iterable[SeenProcess]) -> None:
         kept = [process for process in processes if process.name != "coordinator"]
         lanes = [process for process in kept if process.address]
-        self._fleet.observe(
-            {process.name: process.observed for process in kept}, {lane.name for lane in lanes}, time.monotonic()
-        )
+        answering = {lane.name for lane in lanes} | ({OWNER} if self._owner_socket else set())
+        self._fleet.observe({process.name: process.observed for process in kept}, answering, time.monotonic())
         for process in lanes:
             known = self._lanes.get(process.name)
             if known is None or (process.observed.running and known.starts != process.observed.starts):
@@ -161,6 +170,13 @@ class FleetRoster:
                 self._fleet.suspected(lane.name)
                 self._publish()
             await asyncio.sleep(limits.LANE_RETRY_S)
+
+    async def _follow_owner(self, path: Path) -> None:
+        """Asks for its status again and again: lanes that start later need an owner that answers."""
+        while True:
+            if await asyncio.to_thread(ask_owner, path, limits.OWNER_ASK_S) is not None:
+                self._fleet.answered(OWNER, time.monotonic())
+            await asyncio.sleep(limits.OWNER_ASK_S)
 
     def _sign_of_life(self, lane: _Lane, status: lane_pb2.LaneStatus) -> None:
         lane.status = status

@@ -29,7 +29,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     supervisor = SupervisorClient(config.supervisor)
     try:
-        async with FleetRoster(supervisor) as roster:
+        async with FleetRoster(supervisor, owner_socket=config.owner_socket) as roster:
             metrics = Metrics() if config.page else None
             doors = await start_doors(roster, config.pack, http=config.http, grpc_at=config.grpc, recorder=metrics)
             async with _page(metrics, roster, doors, config):

@@ -14,6 +14,7 @@ from coordinator.errors import LaneError
 from coordinator.fleet import Fleet, FleetLimits
 from coordinator.launchers.base import ProcessSpec
 from coordinator.launchers.local import LocalLauncher
+from coordinator.owner_status import ask_owner
 from coordinator.roster import FleetRoster
 from coordinator.supervisor import Managed, Supervisor, serve_keepers
 from coordinator.supervisor_client import SupervisorClient
@@ -129,6 +130,30 @@ async def test_a_lane_that_answers_but_does_not_get_on_is_suspected_then_killed_
         assert roster.lanes()[0].restarts == 1
         with pytest.raises(LaneError):
             await stuck
+
+
+async def test_an_owner_that_stands_still_is_killed_and_started_again(folder):
+    socket = folder / "owner.sock"
+    argv = (sys.executable, "-m", "tests.fakes.owner", str(socket))
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
+    owner = Managed(ProcessSpec("owner", argv, env, folder / "owner.log"), "")
+    async with supervised(folder, owner, fake_lane(folder, "lane-0")) as supervisor:
+        client = SupervisorClient(f"unix:{folder}/supervisor.sock")
+        async with FleetRoster(client, Fleet(QUICK), owner_socket=socket) as roster:
+            await until(roster, lambda: states(roster).get("lane-0") == "ready")
+            async with asyncio.timeout(60):
+                while ask_owner(socket) is None:
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(1.0)  # the roster has seen it too
+                pid = {each.name: each.pid for each in supervisor.snapshot().processes}["owner"]
+                os.kill(pid, signal.SIGSTOP)
+                while roster.owner_restarts() == 0:
+                    await asyncio.sleep(0.05)
+                while ask_owner(socket) is None:
+                    await asyncio.sleep(0.05)
+            assert states(roster) == {"lane-0": "ready"}
+            assert roster.lanes()[0].restarts == 0
+        await client.close()
 
 
 async def read(client, request):
