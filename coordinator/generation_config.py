@@ -16,6 +16,7 @@ import structlog
 from coordinator import limits
 from coordinator.errors import RequestError
 from coordinator.lane_view import ModelView
+from coordinator.pack_file import read_pack_file
 from coordinator.sampling import Defaults, Wanted, check_sampling
 
 FILE_NAME = "generation_config.json"
@@ -38,11 +39,7 @@ class GenerationConfig:
     def load(cls, directory: Path) -> GenerationConfig:
         """Of a pack; the plain one when it has none."""
         try:
-            with (directory / FILE_NAME).open("rb") as file:
-                data = file.read(limits.GENERATION_CONFIG_BYTES + 1)
-            if len(data) > limits.GENERATION_CONFIG_BYTES:
-                raise ValueError
-            value = json.loads(data)
+            value = json.loads(read_pack_file(directory / FILE_NAME, limits.GENERATION_CONFIG_BYTES))
             if not isinstance(value, dict):
                 raise ValueError
         except FileNotFoundError:

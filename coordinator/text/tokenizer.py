@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Library
 
 from coordinator import limits
 from coordinator.errors import BadTokenizer
+from coordinator.pack_file import read_pack_file
 
 FILE_NAME = "tokenizer.json"
 
@@ -73,9 +74,7 @@ class Tokenizer:
         """The tokenizer of a pack; None when the pack has none. `BadTokenizer` names the file and the reason."""
         path = directory / FILE_NAME
         try:
-            if path.stat().st_size > limits.TOKENIZER_FILE_BYTES:
-                raise BadTokenizer(f"{path}: over {limits.TOKENIZER_FILE_BYTES} bytes")
-            spec = json.loads(path.read_bytes())
+            spec = json.loads(read_pack_file(path, limits.TOKENIZER_FILE_BYTES))
             _check(spec, str(path))
             return cls(spec, str(path))
         except FileNotFoundError:
