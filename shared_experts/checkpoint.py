@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from shared_experts import limits
 from shared_experts.errors import CheckpointError
 from shared_experts.fields import Fields, parse_json, plain, plain_name
@@ -47,6 +45,8 @@ class Checkpoint:
         self.path = path
         self.config, self.text, self._fp8 = _read_config(path)
         self._files = _open_files(path)
+        for file in self._files:
+            file.bypass_cache()
         try:
             self._sort()
         except BaseException:
@@ -245,9 +245,7 @@ class Checkpoint:
         values: list[tuple[int, ...]] = []
         for name, size in sizes.items():
             source = self._take(by_name, f"{at}.{name}", (size,), ("I64",))
-            raw = np.empty(size, "<i8")
-            source.file.read_into(source.info, 0, raw.data.cast("B"))
-            values.append(tuple(raw.tolist()))
+            values.append(source.integers())
             high = (1 << 63) - 1 if name == "layer_multipliers" else limits.NGRAM_ROWS
             if min(values[-1]) < (0 if name == "ngram_heads_offsets" else 1) or max(values[-1]) > high:
                 raise source.error("has a value out of range")

@@ -23,7 +23,7 @@ from shared_experts.expert_record import Quantise, encode_rows
 from shared_experts.layout import RecordLayout
 from shared_experts.manifest import DENSE_FILE, EXPERTS_FILE, NGRAM_FILE, ExpertsInfo, NgramInfo, ngram_pages
 from shared_experts.pack import dense_dtype
-from shared_experts.tensor_source import NgramSource, Scratch, Source
+from shared_experts.tensor_source import NgramSource, Source
 
 _SAFETENSORS_NAMES = {"bf16": "BF16", "f32": "F32"}
 CACHED_VALUES = 256 << 10  # weights of an expert that are in hand at a time: 1 MiB in fp32
@@ -47,7 +47,7 @@ class PackPlan:
 
     def __init__(self, checkpoint: Checkpoint, layout: RecordLayout, dense: str, quantise: Quantise | None) -> None:
         self._checkpoint, self._layout, self._dense, self._quantise = checkpoint, layout, dense, quantise
-        self._scratch, text = Scratch(), checkpoint.text
+        text = checkpoint.text
         self.experts = ExpertsInfo(
             layout.format.name, text.hidden, text.intermediate, checkpoint.expert_layers, checkpoint.draft_layers,
             text.experts, layout.record_bytes,
@@ -63,18 +63,15 @@ class PackPlan:
             yield PlannedSection(f"experts.{layer}", EXPERTS_FILE, layer * size, size, self.experts.experts, step)
 
     def _record(self, layer: int, expert: int) -> U8Array:
-        """Block of rows after block: read, widened and encoded while it is in the processor's cache."""
+        """Block of rows after block, each widened and encoded while it is in the processor's cache."""
         record = np.zeros(self._layout.record_bytes, np.uint8)
         for matrix, first, source, start, rows in self._checkpoint.expert_runs(layer, expert):
             columns = self._layout.intermediate if matrix else self._layout.hidden
             step = max(1, CACHED_VALUES // columns)
-            for row in range(0, rows, step):
-                count = min(step, rows - row)
-                values = self._scratch.floats("rows", count * columns)
-                source.read(start + row * columns, count * columns, values)
-                block = values.reshape(count, columns)
+            for at, values in source.pieces(start, rows * columns, step * columns):
+                row = at // columns
                 try:
-                    encode_rows(self._layout, record, matrix, first + row, block, self._quantise)
+                    encode_rows(self._layout, record, matrix, first + row, values.reshape(-1, columns), self._quantise)
                 except ValueError as error:
                     raise source.error(f"expert {expert}, from row {row}: {error}") from None
         return record

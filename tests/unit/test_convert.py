@@ -1,5 +1,8 @@
 """Checkpoints become packs: the same values whatever the layout, prefix, type and number of shards."""
 
+import errno
+import fcntl
+import json
 import os
 from dataclasses import replace
 
@@ -17,7 +20,7 @@ from shared_experts.expert_record import decode_expert
 from shared_experts.layout import record_offset
 from shared_experts.pack import Pack
 from shared_experts.qwen4_exp import NgramConstants, TextConfig
-from tests.fakes.checkpoints import SMALL, edit_json, small_checkpoint
+from tests.fakes.checkpoints import SMALL, edit_json, read_header, small_checkpoint, write_header
 
 AS_NUMPY = {"bf16": np.uint16, "f32": np.float32}
 
@@ -312,3 +315,31 @@ def test_an_empty_file_is_carried(tmp_path):
     with Pack.open(tmp_path / "p") as pack:
         pack.verify()
         assert pack.file("chat_template.jinja") == b""
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_a_file_system_that_refuses_direct_reads_gives_the_same_pack(tmp_path, monkeypatch, dtype):
+    from shared_experts import safetensors_reader
+
+    small_checkpoint(tmp_path / "c", dtype=dtype)
+    wanted = convert(tmp_path / "c", tmp_path / "a", experts="q4g32")
+    refused, preadv = [], os.preadv
+
+    def refuse(descriptor, buffers, offset):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(offset)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(safetensors_reader.os, "preadv", refuse)
+    assert convert(tmp_path / "c", tmp_path / "b", experts="q4g32").fingerprint == wanted.fingerprint
+    assert refused  # the file system of the test allows them
+
+
+@pytest.mark.parametrize("spaces", range(1, 9))
+def test_tensors_at_any_offset_in_the_file_are_read(tmp_path, spaces):
+    small_checkpoint(tmp_path / "c", dtype="bf16")
+    wanted = convert(tmp_path / "c", tmp_path / "a", experts="q4g32", threads=1)
+    header, data = read_header(tmp_path / "c" / "model.safetensors")
+    write_header(tmp_path / "c" / "model.safetensors", json.dumps(header).encode() + b" " * spaces, data)
+    assert convert(tmp_path / "c", tmp_path / "b", experts="q4g32", threads=1).fingerprint == wanted.fingerprint
