@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -23,7 +24,18 @@ def fail(words: Sequence[str], code: str, message: str, exit_code: int) -> None:
     if wants_json(words):
         with contextlib.suppress(OSError):  # the disk that is full, or the reader that is gone, may be the error
             print(json.dumps({"error": {"code": code, "message": message}}), flush=True)
+    _let_go_of_stdout()
     sys.exit(exit_code)
+
+
+def _let_go_of_stdout() -> None:
+    """What cannot be written goes nowhere: else the interpreter tries once more at its end and exits with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def wants_json(words: Sequence[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -47,11 +48,15 @@ COMMANDS = {
 }
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_a_command_whose_output_cannot_be_written_fails_in_the_usual_shape(words: tuple[str, ...]) -> None:
+def test_a_command_whose_output_cannot_be_written_fails_in_the_usual_shape(
+    words: tuple[str, ...], unbuffered: str
+) -> None:
     with open("/dev/full", "wb") as full:
         argv = [sys.executable, "-m", "coordinator.cli", *words]
-        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, timeout=60, text=True)
+        env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, timeout=60, text=True, env=env)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in done.stderr
