@@ -27,9 +27,10 @@ async def test_calls_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "GRPC_CALLS", 2)
     async with open_doors(tmp_path, lanes=1, script=Script(token_delay_s=0.01)) as cluster:
         request = serve_pb2.GenerateRequest(text="a", max_tokens=4000)
-        calls = [cluster.stub.Generate(request) for _ in range(2)]
-        await calls[0].read()
-        async with asyncio.timeout(20):
+        calls = [cluster.stub.Generate(request)]
+        await calls[0].read()  # it runs, and only then comes the one that has to wait
+        calls.append(cluster.stub.Generate(request))
+        async with asyncio.timeout(60):
             while cluster.doors.serving.dispatcher.queued < 1:
                 await asyncio.sleep(0.01)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
