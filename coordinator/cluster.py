@@ -49,7 +49,7 @@ class Running:
             "pids": dict(self.pids),
             "ready_s": round(self.ready.seconds, 3) if self.ready else None,
             "model": self.ready.model if self.ready else None,
-            "pack": str(self.config.pack),
+            "pack": str(self.config.lane.pack),
             "cluster": self.config.cluster,
             "launcher": self.config.launcher,
         }

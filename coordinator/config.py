@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coordinator.errors import BadAddress, BadOption, BadPack
+from coordinator.lane_options import LaneOptions
 from coordinator.rundir import check_socket_path
 
 LANES_MAX = 256
@@ -76,21 +77,16 @@ class Address:
 class ServeConfig:
     """Everything `expressway serve` was asked for."""
 
-    pack: Path
+    lane: LaneOptions
     cluster: str
     lanes: int
-    device: str
-    vram_budget_bytes: int
     launcher: str
     http: Address
     grpc: Address
     page: Address | None
-    context_tokens: int | None
-    prefill_chunk_tokens: int | None
     cores_per_lane: int | None
     drain_s: float
     start_timeout_s: float
-    log_json: bool
 
 
 @dataclass(frozen=True, slots=True)

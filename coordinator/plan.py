@@ -7,53 +7,34 @@ would make it see other modules, another cluster's Ray, or a GPU that it must no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.config import ServeConfig
 from coordinator.errors import BadOption
+from coordinator.lane_options import LaneOptions
 from coordinator.launchers.base import ProcessSpec, module_argv
 from coordinator.rundir import RunDir, regions_path
 from coordinator.supervisor import COORDINATOR, OWNER, Managed
-
-
-@dataclass(frozen=True, slots=True)
-class LaneOptions:
-    """What every lane of a cluster is told."""
-
-    pack: Path
-    device: str
-    vram_budget_bytes: int
-    context_tokens: int | None
-    prefill_chunk_tokens: int | None
-    log_json: bool
 
 
 def plan_cluster(
     config: ServeConfig, run_dir: RunDir, cores: Sequence[tuple[int, ...]], env: Mapping[str, str]
 ) -> list[Managed]:
     """Owner, lanes, coordinator, in the order in which they start."""
-    options = LaneOptions(
-        config.pack,
-        config.device,
-        config.vram_budget_bytes,
-        config.context_tokens,
-        config.prefill_chunk_tokens,
-        config.log_json,
-    )
-    lanes = [plan_lane(options, number, run_dir, cores[number], env) for number in range(config.lanes)]
+    pack, log_json = config.lane.pack, config.lane.log_json
+    lanes = [plan_lane(config.lane, number, run_dir, cores[number], env) for number in range(config.lanes)]
     coordinator = module_argv(
         "coordinator",
         *("--supervisor", f"unix:{run_dir.socket('supervisor')}"),
-        *("--pack", str(config.pack)),
+        *("--pack", str(pack)),
         *("--http", str(config.http)),
         *("--grpc", str(config.grpc)),
         *(("--page", str(config.page), "--owner", str(run_dir.socket(OWNER))) if config.page else ()),
         *("--drain-s", str(config.drain_s)),
-        *(("--log-json",) if config.log_json else ()),
+        *(("--log-json",) if log_json else ()),
     )
     return [
-        plan_owner(config.pack, run_dir, env, log_json=config.log_json),
+        plan_owner(pack, run_dir, env, log_json=log_json),
         *lanes,
         Managed(ProcessSpec(COORDINATOR, coordinator, child_env(env, gpu=False), run_dir.log(COORDINATOR))),
     ]
@@ -81,19 +62,14 @@ def plan_lane(
     """Lane `number`; on a machine with GPUs it sees its own one alone, under the number 0."""
     name = f"lane-{number}"
     address = f"unix:{run_dir.socket(name)}"
-    optional = (("--context", options.context_tokens), ("--prefill-chunk", options.prefill_chunk_tokens))
     argv = module_argv(
         "lanes",
         *("--owner", str(run_dir.socket("owner"))),
-        *("--pack", str(options.pack)),
-        *("--device", options.device),
         *("--listen", address),
-        *("--vram-budget", str(options.vram_budget_bytes)),
         *("--cores", ",".join(map(str, cores))),
         *("--name", name),
         *("--region-socket", str(run_dir.socket(f"{name}.region"))),
-        *(word for option, value in optional if value is not None for word in (option, str(value))),
-        *(("--log-json",) if options.log_json else ()),
+        *options.argv(),
     )
     on_gpu = options.device == "cuda"
     lane_env = child_env(env, gpu=on_gpu)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from coordinator.config import Address
 from coordinator.frontdoor import start_doors
+from coordinator.lane_options import LaneOptions
 from coordinator.launchers.local import LocalLauncher
-from coordinator.plan import LaneOptions, plan_lane, plan_owner
+from coordinator.plan import plan_lane, plan_owner
 from coordinator.roster import FleetRoster
 from coordinator.rundir import RunDir
 from coordinator.serving import Serving

@@ -127,8 +127,8 @@ def _parser(allowed_cores: frozenset[int]) -> _Parser:
         default=limits.DEFAULT_PREFILL_CHUNK_ROWS, help="prompt rows per window (default: %(default)s)")  # fmt: skip
     add("--region-socket", type=_socket_path, metavar="PATH",
         help="where to hand on the region's descriptor (default: NAME.region.sock beside --listen)")  # fmt: skip
-    add("--trace-routing", type=Path, metavar="FILE",
-        help="write a new file for the experts that every window used; never tokens (default: none)")  # fmt: skip
+    add("--trace-routing", type=Path, metavar="PLACE",
+        help="write a new file (or into a folder) with the experts that every window used; never tokens")  # fmt: skip
     add("--log-json", action="store_true", help="log JSON lines instead of text")
     return parser
 

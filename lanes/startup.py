@@ -24,7 +24,7 @@ from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import ExpertCache
 from lanes.experts.native import ExpertKernel
 from lanes.experts.store import ExpertStore
-from lanes.experts.trace import TraceHeader, TraceWriter
+from lanes.experts.trace import TraceHeader, TraceWriter, trace_path
 from lanes.models import load_model
 from lanes.runner import ModelRunner
 from lanes.state.pool import StatePool
@@ -114,7 +114,10 @@ def assemble(config: LaneConfig) -> Lane:
         _log.info("self_test_passed", compared=tested)
         counters.restart()
         if config.trace_routing is not None:
-            trace = TraceWriter(config.trace_routing, TraceHeader(info.layers, info.experts, manifest.fingerprint))
+            trace = TraceWriter(
+                trace_path(config.trace_routing, config.name),
+                TraceHeader(info.layers, info.experts, manifest.fingerprint),
+            )
             stack.callback(trace.close)
             store.recorder = trace.record
         _log.info(

@@ -17,14 +17,14 @@ from typing import Any
 import click
 
 from coordinator.cli.answer import Collected, ask
+from coordinator.cli.lane_options import LANE_OPTIONS, collect, given_here, lane_options
 from coordinator.cli.progress import Progress
 from coordinator.cli.sampling_options import IDS, fill, sampling_options
-from coordinator.cli.values import CHUNK, CONTEXT, SIZE
-from coordinator.config import DEFAULT_CPU_BUDGET, check_pack
+from coordinator.config import check_device, check_pack
 from coordinator.errors import EmptyPrompt, Interrupted
+from coordinator.lane_options import LaneOptions
 from coordinator.logs import configure_logging
 from coordinator.pack_facts import read_facts
-from coordinator.plan import LaneOptions
 from coordinator.solo import solo
 from coordinator.text.renderer import ChatMessage
 from laneproto.v1 import serve_pb2
@@ -40,10 +40,7 @@ from laneproto.v1 import serve_pb2
 @sampling_options
 @click.option("--logprobs", type=click.IntRange(0, 20), metavar="K", help="Log-probabilities, with K alternatives.")
 @click.option("--session", default="", metavar="ID", help="Keeps a conversation on one lane.")
-@click.option("--vram-budget", type=SIZE, metavar="SIZE", default=DEFAULT_CPU_BUDGET, show_default=True,
-              help="With PACK.")  # fmt: skip
-@click.option("--context", type=CONTEXT, metavar="N", help="With PACK. Default: the lane's.")
-@click.option("--prefill-chunk", type=CHUNK, metavar="N", help="With PACK. Default: the lane's.")
+@lane_options
 @click.option("--timeout", "timeout_s", type=click.FloatRange(1), default=3600.0, show_default=True, metavar="SECONDS")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout at the end.")
 def command(
@@ -55,16 +52,15 @@ def command(
     max_tokens: int,
     logprobs: int | None,
     session: str,
-    vram_budget: int,
-    context: int | None,
-    prefill_chunk: int | None,
     timeout_s: float,
     as_json: bool,
-    **sampling: Any,
+    **given: Any,
 ) -> None:
     """Answer one prompt with PACK (starts an owner and a lane for it), or with the server at --address."""
     if (pack is None) == (address is None):
         raise click.UsageError("give either PACK or --address")
+    if address is not None and (option := given_here(click.get_current_context())):
+        raise click.UsageError(f"{option} is for the lane of a PACK; a server's lanes have theirs already")
     if (prompt is None) == (prompt_ids is None):
         raise click.UsageError("give either --prompt or --prompt-ids")
     if not (prompt or prompt_ids or chat):
@@ -75,7 +71,8 @@ def command(
         )
     configure_logging(json_lines=False, process="generate", level="error")
     request = serve_pb2.GenerateRequest(max_tokens=max_tokens, session=session)
-    fill(request, **sampling)
+    lane = {name: given.pop(name) for name in LANE_OPTIONS}
+    fill(request, **given)
     if prompt is not None:
         request.text = prompt
     else:
@@ -86,7 +83,8 @@ def command(
         answer = asyncio.run(ask(address, request, _shown(as_json), timeout_s=timeout_s))
     else:
         assert pack is not None
-        options = LaneOptions(check_pack(pack), "cpu", vram_budget, context, prefill_chunk, log_json=False)
+        options = collect(check_pack(pack), log_json=False, **lane)
+        check_device(options.device)
         _check_fits(options, prompt_ids)
         progress = Progress()
         try:

@@ -11,14 +11,15 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from coordinator.cli.lane_options import collect, lane_options
 from coordinator.cli.progress import Progress
-from coordinator.cli.values import CHUNK, CLUSTER, CONTEXT, GRPC, HTTP, PAGE, SIZE
+from coordinator.cli.values import CLUSTER, GRPC, HTTP, PAGE
 from coordinator.cluster import Running, run_cluster
 from coordinator.config import (
-    DEFAULT_CPU_BUDGET,
     DEFAULT_GRPC,
     DEFAULT_HTTP,
     DEFAULT_PAGE,
@@ -35,15 +36,7 @@ from coordinator.pack_facts import read_facts
 @click.command()
 @click.argument("pack", type=click.Path(path_type=Path))
 @click.option("--lanes", type=click.IntRange(1, LANES_MAX), default=1, show_default=True, help="Engine processes.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option(
-    "--vram-budget",
-    type=SIZE,
-    default=DEFAULT_CPU_BUDGET,
-    show_default=True,
-    metavar="SIZE",
-    help="Bytes of each lane's expert cache, such as 2GiB; on cpu of host memory.",
-)
+@lane_options
 @click.option("--launcher", type=click.Choice(["local", "ray"]), default="local", show_default=True)
 @click.option(
     "--http", type=HTTP, default=DEFAULT_HTTP, show_default=True, metavar="HOST:PORT", help="Port 0: a free one."
@@ -52,18 +45,6 @@ from coordinator.pack_facts import read_facts
 @click.option("--page", type=PAGE, default=DEFAULT_PAGE, show_default=True, metavar="HOST:PORT|off", help="/metrics.")
 @click.option(
     "--cluster", type=CLUSTER, default="default", show_default=True, metavar="NAME", help="Of the run directory."
-)
-@click.option(
-    "--context",
-    type=CONTEXT,
-    metavar="N",
-    help="Prompt and answer tokens. Default: the model's.",
-)
-@click.option(
-    "--prefill-chunk",
-    type=CHUNK,
-    metavar="N",
-    help="Prompt tokens a pass. Default: the lane's.",
 )
 @click.option("--cores-per-lane", type=click.IntRange(1), metavar="N", help="Default: all allowed cores, split evenly.")
 @click.option("--drain", "drain_s", type=click.FloatRange(0, 3600), default=10.0, show_default=True, metavar="SECONDS",
@@ -75,44 +56,37 @@ from coordinator.pack_facts import read_facts
 def command(
     pack: Path,
     lanes: int,
-    device: str,
-    vram_budget: int,
     launcher: str,
     http: Address,
     grpc: Address,
     page: Address | None,
     cluster: str,
-    context: int | None,
-    prefill_chunk: int | None,
     cores_per_lane: int | None,
     drain_s: float,
     start_timeout_s: float,
     log_json: bool,
     ready_json: bool,
+    **lane: Any,
 ) -> None:
     """Serve PACK: one region owner, N lanes and a coordinator, until Ctrl-C (a second one does not wait)."""
     configure_logging(json_lines=log_json, process="supervisor", level="info" if log_json else "warning")
-    check_device(device)
+    options = collect(check_pack(pack), log_json=log_json, **lane)
+    check_device(options.device)
     config = ServeConfig(
-        pack=check_pack(pack),
+        lane=options,
         cluster=cluster,
         lanes=lanes,
-        device=device,
-        vram_budget_bytes=vram_budget,
         launcher=launcher,
         http=http,
         grpc=grpc,
         page=page,
-        context_tokens=context,
-        prefill_chunk_tokens=prefill_chunk,
         cores_per_lane=cores_per_lane,
         drain_s=drain_s,
         start_timeout_s=start_timeout_s,
-        log_json=log_json,
     )
-    facts = read_facts(config.pack)
-    facts.check_context(context)
-    if warning := facts.cache_warning(vram_budget):
+    facts = read_facts(options.pack)
+    facts.check_context(options.context_tokens)
+    if warning := facts.cache_warning(options.vram_budget_bytes):
         print(f"warning: {warning}", file=sys.stderr)
     progress = Progress()
 

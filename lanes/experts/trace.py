@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,11 @@ class TraceHeader:
     layers: int
     experts: int
     fingerprint: bytes  # 32
+
+
+def trace_path(place: Path, lane: str) -> Path:
+    """The file to write: `place` itself or, when that is a folder, a name in it that no earlier lane has had."""
+    return place / f"{lane}-{time.time_ns()}-{os.getpid()}.trace" if place.is_dir() else place
 
 
 class TraceWriter:

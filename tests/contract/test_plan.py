@@ -9,6 +9,7 @@ import pytest
 import coordinator.__main__ as coordinator_main
 from coordinator.config import Address, ServeConfig
 from coordinator.errors import BadOption
+from coordinator.lane_options import LaneOptions
 from coordinator.plan import child_env, plan_cluster
 from coordinator.rundir import RunDir
 from lanes.config import parse as parse_lane
@@ -19,12 +20,18 @@ ENV = {"PATH": "/bin", "HOME": "/h", "RAY_ADDRESS": "elsewhere", "PYTHONSTARTUP"
 
 def config(**changes):
     base = ServeConfig(
-        pack=Path("/packs/one"), cluster="default", lanes=2, device="cpu", vram_budget_bytes=1 << 28, launcher="local",
+        lane=LaneOptions(Path("/packs/one"), "cpu", 1 << 28), cluster="default", lanes=2, launcher="local",
         http=Address("127.0.0.1", 8000), grpc=Address(path="/run/g.sock"), page=Address("127.0.0.1", 8002),
-        context_tokens=None, prefill_chunk_tokens=None, cores_per_lane=None, drain_s=10.0, start_timeout_s=60.0,
-        log_json=False,
+        cores_per_lane=None, drain_s=10.0, start_timeout_s=60.0,
     )  # fmt: skip
-    return replace(base, **changes)
+    mine = {name: changes.pop(name) for name in tuple(changes) if hasattr(base, name)}
+    return replace(base, lane=replace(base.lane, **changes), **mine)
+
+
+EVERY_OPTION = {
+    "context_tokens": 512, "prefill_chunk_tokens": 7, "ngram_cache_bytes": 1 << 20, "trace_folder": Path("/traces"),
+    "log_json": True,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -38,7 +45,7 @@ def arguments(managed, module):
     return argv[4:]
 
 
-@pytest.mark.parametrize("changes", [{}, {"context_tokens": 512, "prefill_chunk_tokens": 7, "log_json": True}])
+@pytest.mark.parametrize("changes", [{}, EVERY_OPTION])
 def test_everybody_understands_what_is_asked(run_dir, changes):
     core = min(os.sched_getaffinity(0))
     wanted = config(**changes)
@@ -52,14 +59,16 @@ def test_everybody_understands_what_is_asked(run_dir, changes):
 
     lane = parse_lane(arguments(lane_1, "lanes"), {}, frozenset({core}))
     assert f"unix:{lane.listen}" == lane_1.address
-    assert (lane.name, lane.pack, lane.cores, lane.vram_budget_bytes) == ("lane-1", wanted.pack, (core,), 1 << 28)
+    assert (lane.name, lane.pack, lane.cores, lane.vram_budget_bytes) == ("lane-1", wanted.lane.pack, (core,), 1 << 28)
     assert lane.owner == run_dir.path / "owner.sock"
     assert lane.region_socket.match("lane-*.region.sock")  # where a new owner looks
-    assert (lane.context_tokens, lane.log_json) == (wanted.context_tokens, wanted.log_json)
-    assert wanted.prefill_chunk_tokens in (None, lane.prefill_chunk_rows)
+    assert (lane.context_tokens, lane.log_json) == (wanted.lane.context_tokens, wanted.lane.log_json)
+    assert wanted.lane.prefill_chunk_tokens in (None, lane.prefill_chunk_rows)
+    assert wanted.lane.ngram_cache_bytes in (None, lane.ngram_cache_bytes)
+    assert lane.trace_routing == wanted.lane.trace_folder
 
     asked = own.make_context("own", arguments(owner, "shared_experts")[1:]).params
-    assert (asked["pack_dir"], asked["run_dir"]) == (wanted.pack, run_dir.path)
+    assert (asked["pack_dir"], asked["run_dir"]) == (wanted.lane.pack, run_dir.path)
     asked = coordinator_main.command.make_context("coordinator", arguments(coordinator, "coordinator")).params
     assert (asked["http"], asked["grpc"], asked["drain_s"]) == ("127.0.0.1:8000", "unix:/run/g.sock", 10.0)
     assert asked["supervisor"] == f"unix:{run_dir.path}/supervisor.sock"

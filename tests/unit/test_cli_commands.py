@@ -31,6 +31,11 @@ def test_the_group_lists_all_commands():
     assert [line.split()[0] for line in shown.partition("Commands:")[2].splitlines() if line.strip()] == list(COMMANDS)
 
 
+def test_options_of_a_lane_are_not_for_a_server_that_runs():
+    words = ["generate", "--address", "unix:/x", "--prompt", "x", "--context", "9"]
+    assert "--context is for the lane of a PACK" in CliRunner().invoke(commands, words).output
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -39,6 +44,8 @@ def test_the_group_lists_all_commands():
         ["generate", "PACK"],
         ["generate", "PACK", "--prompt", "x", "--prompt-ids", "1"],
         ["generate", "--address", "127.0.0.1:1", "--prompt", "x", "--chat"],
+        ["generate", "--address", "127.0.0.1:1", "--prompt", "x", "--vram-budget", "1GiB"],
+        ["generate", "--address", "127.0.0.1:1", "--prompt", "x", "--trace-routing", "."],
         ["generate", "PACK", "--prompt-ids", "1", "--chat"],
         ["generate", "PACK", "--prompt", "x", "--max-tokens", "0"],
         ["generate", "PACK", "--prompt", "x", "--temperature", "2.1"],
@@ -50,6 +57,8 @@ def test_the_group_lists_all_commands():
         ["generate", "PACK", "--prompt", "x", "--min-tokens", "-1"],
         ["serve", "PACK", "--lanes", "0"],
         ["serve", "PACK", "--launcher", "other"],
+        ["serve", "PACK", "--trace-routing", "/no/such/folder"],
+        ["serve", "PACK", "--ngram-cache", "many"],
         ["serve"],
         ["nothing"],
     ],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lanes import limits
 from lanes.errors import TraceRefused
 from lanes.experts.policy import Touched
-from lanes.experts.trace import TraceHeader, TraceWriter, read_trace
+from lanes.experts.trace import TraceHeader, TraceWriter, read_trace, trace_path
 
 LAYERS, EXPERTS = 3, 8
 HEADER = TraceHeader(LAYERS, EXPERTS, bytes(range(32)))
@@ -193,3 +193,10 @@ def test_a_size_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(TraceRefused):
         TraceWriter(tmp_path / "t", TraceHeader(1, limits.MAX_TRACE_EXPERTS + 1, bytes(32)))
     assert not (tmp_path / "t").exists()
+
+
+def test_a_folder_takes_a_file_of_every_lane_that_starts(tmp_path):
+    paths = [trace_path(tmp_path, "lane-0") for _ in range(2)]
+    assert {path.parent for path in paths} == {tmp_path}
+    assert len({*paths}) == 2
+    assert trace_path(tmp_path / "new.trace", "lane-0") == tmp_path / "new.trace"

@@ -1,0 +1,63 @@
+"""The options of commands that start lanes: `serve`, and `generate` with a pack.
+
+Not here: what they mean (coordinator.lane_options, lanes). Invariant: both commands know the same ones, checked alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from coordinator.cli.values import CHUNK, CONTEXT, SIZE
+from coordinator.config import DEFAULT_CPU_BUDGET
+from coordinator.lane_options import LaneOptions
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
+    click.option("--vram-budget", "vram_budget_bytes", type=SIZE, default=DEFAULT_CPU_BUDGET, show_default=True,
+                 metavar="SIZE", help="Bytes of each lane's expert cache, such as 2GiB; on cpu of host memory."),
+    click.option("--context", "context_tokens", type=CONTEXT, metavar="N",
+                 help="Prompt and answer tokens. Default: the model's."),
+    click.option("--prefill-chunk", "prefill_chunk_tokens", type=CHUNK, metavar="N",
+                 help="Prompt tokens a pass. Default: the lane's."),
+    click.option("--ngram-cache", "ngram_cache_bytes", type=SIZE, metavar="SIZE",
+                 help="Of each lane, for rows of n-gram tables. Default: the lane's."),
+    click.option("--trace-routing", "trace_folder", metavar="DIR",
+                 type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True, resolve_path=True),
+                 help="Every lane writes a file there that says which experts its windows used; never tokens."),
+)  # fmt: skip
+
+LANE_OPTIONS = (
+    "device",
+    "vram_budget_bytes",
+    "context_tokens",
+    "prefill_chunk_tokens",
+    "ngram_cache_bytes",
+    "trace_folder",
+)
+
+
+def lane_options(command: Command) -> Command:
+    """Adds the options to a command; `collect` takes what they were given."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def given_here(context: click.Context) -> str | None:
+    """The first of them that the command line itself has."""
+    for name in LANE_OPTIONS:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            return next(param.opts[0] for param in context.command.params if param.name == name)
+    return None
+
+
+def collect(pack: Path, *, log_json: bool, **given: Any) -> LaneOptions:
+    """The value of the options of one command line."""
+    return LaneOptions(pack, log_json=log_json, **given)

@@ -1,0 +1,38 @@
+"""What every lane of a cluster is told, whoever starts it. A value; words in (the command line), words out (a lane's).
+
+Not here: what differs from lane to lane (plan). Invariant: what was not asked for is not said, so that a lane's own
+default holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOptions:
+    """Options of `python -m lanes` that all lanes share. None: the lane's own default."""
+
+    pack: Path
+    device: str
+    vram_budget_bytes: int
+    context_tokens: int | None = None
+    prefill_chunk_tokens: int | None = None
+    ngram_cache_bytes: int | None = None
+    trace_folder: Path | None = None  # an absolute path; every lane that starts writes a new file into it
+    log_json: bool = False
+
+    def argv(self) -> tuple[str, ...]:
+        """As words of a command line."""
+        said = {
+            "--pack": self.pack,
+            "--device": self.device,
+            "--vram-budget": self.vram_budget_bytes,
+            "--context": self.context_tokens,
+            "--prefill-chunk": self.prefill_chunk_tokens,
+            "--ngram-cache": self.ngram_cache_bytes,
+            "--trace-routing": self.trace_folder,
+        }
+        words = [word for name, value in said.items() if value is not None for word in (name, str(value))]
+        return (*words, *(("--log-json",) if self.log_json else ()))
