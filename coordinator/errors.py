@@ -33,6 +33,7 @@
     │   ├── BadTokenizer             bad_tokenizer             no         500   INTERNAL
     │   ├── BadOption                bad_option                no         500   INTERNAL
     │   ├── BadPack                  bad_pack                  no         500   INTERNAL
+    │   ├── BadTenants               bad_tenants               no         500   INTERNAL
     │   ├── LauncherError            launcher                  no         500   INTERNAL
     │   ├── StartFailed              start_failed              no         500   INTERNAL
     │   └── RunDirError              run_dir                   no         500   INTERNAL
@@ -284,6 +285,12 @@ class BadPack(SetupError):
     """What was named is no pack."""
 
     code = "bad_pack"
+
+
+class BadTenants(SetupError):
+    """The file of tenants cannot be used."""
+
+    code = "bad_tenants"
 
 
 class LauncherError(SetupError):

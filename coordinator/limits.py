@@ -34,8 +34,17 @@ CLIENT_REQUEST_ID_CHARS: Final = 128
 DEFAULT_MAX_TOKENS: Final = 4096  # or what the context leaves, if that is less
 DEFAULT_MAX_TOKENS_COMPLETIONS: Final = 16  # the default of the OpenAI completions endpoint
 
+TIMEOUT_MAX_S: Final = 86_400.0  # that a client may give its request from queue to end
+DEFAULT_TIMEOUT_S: Final = 3600.0
+
+# --- Tenants ----------------------------------------------------------------------------------------------------------
+TENANTS: Final = 4096
+TENANT_KEYS: Final = 64
+TENANTS_FILE_BYTES: Final = 4 * MIB
+
 # --- Queue and placement ----------------------------------------------------------------------------------------------
 QUEUE_REQUESTS: Final = 256
+QUEUE_TENANT_REQUESTS: Final = 32  # of one tenant, unless its entry says otherwise
 LANE_CAPACITY: Final = 1  # running generations per lane
 AFFINITY_SESSIONS: Final = 65_536
 UNSTARTED_TRIES: Final = 3  # lanes that may be lost under a request that has not begun, before it fails

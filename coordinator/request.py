@@ -21,6 +21,7 @@ from coordinator.errors import (
 )
 from coordinator.lane_view import ModelView
 from coordinator.sampling import Defaults, Sampling, Wanted, check_sampling, whole
+from coordinator.tenants import ANYONE, Priority, Tenant
 from laneproto.v1 import lane_pb2
 
 
@@ -37,12 +38,17 @@ class Request:
     logprobs: bool
     top_logprobs: int
     session: str | None
+    parent_session: str | None = None  # of the agent that started this session's agent
+    tenant: Tenant = ANYONE
+    priority: Priority = Priority.DEFAULT  # never better than the tenant's ceiling
+    timeout_s: float = limits.DEFAULT_TIMEOUT_S  # from the queue to the last token
 
-    def to_wire(self) -> lane_pb2.GenerateRequest:
-        """What a lane is told: neither stop strings nor the session."""
+    def to_wire(self, emitted: Sequence[int] = ()) -> lane_pb2.GenerateRequest:
+        """What a lane is told: neither stop strings nor whose it is. `emitted` of a lane that was lost are output."""
         return lane_pb2.GenerateRequest(
             request_id=self.id,
-            prompt_ids=self.prompt_ids,
+            prompt_ids=(*self.prompt_ids, *emitted),
+            replayed_tokens=len(emitted),
             max_tokens=self.max_tokens,
             sampling=self.sampling.to_wire(),
             stop_ids=self.stop_ids,
@@ -72,6 +78,10 @@ class Draft:
     top_logprobs: int = 0
     top_logprobs_param: str = "top_logprobs"
     session: str | None = None
+    parent_session: str | None = None
+    tenant: Tenant = ANYONE
+    priority: Priority = Priority.DEFAULT  # what was asked for; the tenant's ceiling bounds it
+    timeout_s: float | None = None  # None: the default
 
 
 def check(draft: Draft, *, request_id: str, model: ModelView) -> Request:
@@ -99,7 +109,20 @@ def check(draft: Draft, *, request_id: str, model: ModelView) -> Request:
         logprobs=draft.logprobs,
         top_logprobs=whole(draft.top_logprobs, draft.top_logprobs_param, 0, limits.TOP_LOGPROBS),
         session=check_session(draft.session),
+        parent_session=check_session(draft.parent_session, "parent_session"),
+        tenant=draft.tenant,
+        priority=max(draft.priority, draft.tenant.ceiling),
+        timeout_s=check_timeout(draft.timeout_s),
     )
+
+
+def check_timeout(timeout_s: float | None, param: str = "timeout") -> float:
+    """Seconds from the queue to the last token: a client's own, or the default."""
+    if timeout_s is None:
+        return limits.DEFAULT_TIMEOUT_S
+    if not 0 < timeout_s <= limits.TIMEOUT_MAX_S:  # NaN is neither
+        raise OutOfRange(f"a timeout is over 0 and at most {limits.TIMEOUT_MAX_S:g} seconds", param=param)
+    return timeout_s
 
 
 def check_session(session: str | None, param: str = "session") -> str | None:

@@ -22,6 +22,7 @@ from coordinator.openai import parse_chat, parse_json
 from coordinator.queue import RequestQueue
 from coordinator.request import Draft, check
 from coordinator.sampling import Defaults, Wanted
+from coordinator.tenants import Tenants, hash_key
 from laneproto.v1 import lane_pb2
 from lanes import config as lane_config
 from lanes import limits as lane
@@ -67,6 +68,10 @@ def no_ids_left(found):
         raise CoordinatorError("ignored")
 
 
+def tenants(content):
+    Tenants.parse(json.dumps(content).encode())
+
+
 def filled(size):
     queue = RequestQueue(door.QUEUE_REQUESTS)
     for number in range(size):
@@ -103,6 +108,11 @@ AT = {
     "coordinator.LOGIT_BIASES": lambda n: asked(logit_bias=dict.fromkeys(range(n), 1.0)),
     "coordinator.MAX_TOKENS_MAX": lambda n: asked(max_tokens=n),
     "coordinator.SESSION_CHARS": lambda n: asked(session="x" * n),
+    "coordinator.TIMEOUT_MAX_S": lambda x: asked(timeout_s=float(x)),
+    "coordinator.TENANTS": lambda n: tenants({"tenants": [{"name": f"t{k}"} for k in range(n)]}),
+    "coordinator.TENANT_KEYS": lambda n: tenants(
+        {"tenants": [{"name": "a", "keys": [hash_key(f"{k}") for k in range(n)]}]}
+    ),
     "coordinator.END_IDS": lambda n: no_ids_left(GenerationConfig.parse({"eos_token_id": list(range(n))})),
     "coordinator.QUEUE_REQUESTS": filled,
     "lanes.MAX_REQUEST_ID_CHARACTERS": lambda n: sent(request_id="x" * n),
@@ -265,6 +275,8 @@ ELSEWHERE = {
     "coordinator.LANE_CAPACITY": "unit/test_dispatch.py::test_never_two_on_one_lane_and_in_order_of_arrival",
     "coordinator.CRASHES_TO_QUARANTINE": "unit/test_fleet.py::test_the_third_crash_inside_the_window_means_quarantine",
     "coordinator.CRASH_WINDOW_S": "unit/test_fleet.py::test_a_third_crash_outside_the_window_does_not",
+    "coordinator.TENANTS_FILE_BYTES": "unit/test_tenants.py::test_the_file_is_ours_alone_and_bounded",
+    "coordinator.QUEUE_TENANT_REQUESTS": "unit/test_tenants.py::test_without_a_file_one_tenant_has_the_queue",
     "coordinator.GRPC_MESSAGE_BYTES": "contract/test_door_grpc.py::test_a_message_over_the_limit",
     "coordinator.GRPC_METADATA_BYTES": "security/test_grpc_limits.py::test_metadata",
     "coordinator.GRPC_CALLS": "security/test_grpc_limits.py::test_calls_at_once",

@@ -19,6 +19,7 @@ from coordinator.errors import (
 from coordinator.lane_view import ModelView
 from coordinator.request import Draft, Request, check, check_one, check_session
 from coordinator.sampling import Defaults, Sampling, Wanted
+from coordinator.tenants import Priority, Tenant
 
 MODEL = ModelView("m", "a", b"", 100, 50, (2, 3), "f32", 0, 40)
 
@@ -235,3 +236,28 @@ def test_what_the_coordinator_accepts_a_lane_accepts() -> None:
     wire = check(draft, request_id="r", model=wide).to_wire()
     assert len(wire.stop_ids) <= lane.MAX_STOP_IDS
     assert parse(wire, Bounds(1000, 50)).sampling.min_tokens == 9
+
+
+def test_a_timeout_is_bounded_and_has_a_default() -> None:
+    assert checked().timeout_s == limits.DEFAULT_TIMEOUT_S
+    assert checked(timeout_s=0.5).timeout_s == 0.5
+    for wrong in (0, -1.0, math.nan, math.inf):
+        with pytest.raises(OutOfRange) as error:
+            checked(timeout_s=wrong)
+        assert error.value.param == "timeout"
+
+
+def test_nobody_is_better_than_the_ceiling() -> None:
+    tenant = Tenant("t", Priority.DEFAULT)
+    wanted = {each: checked(tenant=tenant, priority=each).priority for each in Priority}
+    assert wanted == {
+        Priority.INTERACTIVE: Priority.DEFAULT,
+        Priority.DEFAULT: Priority.DEFAULT,
+        Priority.BATCH: Priority.BATCH,
+    }
+    assert checked(tenant=tenant).tenant is tenant
+
+
+def test_a_replay_is_told_what_was_sent_already() -> None:
+    wire = checked().to_wire([7, 8])
+    assert (list(wire.prompt_ids), wire.replayed_tokens, wire.max_tokens) == ([1, 2, 7, 8], 2, 40)
