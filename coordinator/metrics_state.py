@@ -70,8 +70,18 @@ _COUNTERS: Final[Mapping[str, _Counted]] = {
     "ngram_prefetch_hits": _Counted("ngram_hits", _ROWS, ("source", "prefetch")),
     "ngram_read_bytes": _Counted("ngram_read_bytes", "Bytes of n-gram tables read from the disk, in whole pages."),
     "ngram_wait_ns": _Counted("ngram_wait_seconds", "Time that windows waited for n-gram rows.", scale=_NS),
+    "reused_tokens": _Counted("reused_tokens", "Prompt tokens that the lane did not read again."),
+    "checkpoints": _Counted("checkpoints", "Checkpoints of conversations that the lane made."),
+    "parks": _Counted("parks", "Conversations that the lane copied to the park pool."),
+    "park_bytes": _Counted("park_bytes", "Bytes of conversations that the park pool had not yet."),
+    "park_ns": _Counted("park_seconds", "Time spent parking.", scale=_NS),
+    "restores": _Counted("restores", "Conversations that the lane took back from the park pool."),
+    "restore_ns": _Counted("restore_seconds", "Time spent taking conversations back.", scale=_NS),
+    "restores_refused": _Counted("restores_refused", "Parked conversations that were damaged, foreign or gone."),
 }
 _GAUGES: Final = {
+    "state_used_bytes": "Bytes of conversations and their checkpoints in the lane's memory.",
+    "state_budget_bytes": "Bytes that conversations may take there.",
     "cache_used_bytes": "Bytes of experts in the lane's cache.",
     "cache_budget_bytes": "Bytes that the lane's cache may hold.",
 }

@@ -92,3 +92,15 @@ async def test_a_replay_is_the_rest_of_the_answer(tmp_path, script):
         assert ids(rest) == ids(whole)[2:]
         assert rest[-1].finished.usage == whole[-1].finished.usage
         assert rest[-1].finished.reason == whole[-1].finished.reason
+
+
+async def test_prefixes_are_a_snapshot_and_then_what_changes(tmp_path):
+    async with FakeLane(tmp_path / "l.sock") as lane, grpc.aio.insecure_channel(lane.address) as channel:
+        lane.tell_prefix(b"a" * 16, 64, pb.PREFIX_PLACE_LIVE)
+        call = rpc.LaneStub(channel).Prefixes(pb.PrefixesRequest())
+        first = await call.read()
+        assert (first.sequence, first.snapshot, first.complete, [p.tokens for p in first.added]) == (1, True, True, [64])
+        lane.tell_prefix(b"a" * 16, 64, None)
+        second = await call.read()
+        assert (second.sequence, second.snapshot, [p.chain for p in second.removed]) == (2, False, [b"a" * 16])
+        call.cancel()

@@ -96,6 +96,8 @@ class FakeLane(rpc.LaneServicer):
         self.counters = pb.Counters(cache_budget_bytes=1 << 20)
         self.requests: list[pb.GenerateRequest] = []
         self.ended: list[tuple[str, int]] = []
+        self.prefixes: dict[tuple[bytes, int], int] = {}  # (chain, tokens) -> place; change it with `tell_prefix`
+        self._prefix_news: list[pb.PrefixEvent] = []
         self._state = pb.LANE_STATE_READY
         self._run: _Run | None = None
         self._hung = self._stuck = False
@@ -216,6 +218,30 @@ class FakeLane(rpc.LaneServicer):
         self._state = pb.LANE_STATE_DRAINING
         self._announce()
         return pb.DrainReply()
+
+    def tell_prefix(self, chain: bytes, tokens: int, place: int | None) -> None:
+        """A prefix is there now, at that place; or no more (None)."""
+        prefix = pb.Prefix(chain=chain, tokens=tokens, place=place or 0)
+        event = pb.PrefixEvent(sequence=len(self._prefix_news) + 1)
+        if place is None:
+            self.prefixes.pop((chain, tokens), None)
+            event.removed.append(prefix)
+        else:
+            self.prefixes[chain, tokens] = place
+            event.added.append(prefix)
+        self._prefix_news.append(event)
+        self._announce()
+
+    async def Prefixes(self, request, context):
+        seen = len(self._prefix_news)
+        held = [pb.Prefix(chain=c, tokens=n, place=place) for (c, n), place in self.prefixes.items()]
+        yield pb.PrefixEvent(sequence=seen, snapshot=True, complete=True, added=held)
+        while True:
+            changed = self._changed
+            for event in self._prefix_news[seen:]:
+                yield event
+            seen = len(self._prefix_news)
+            await changed.wait()
 
     async def Generate(self, request, context):
         self.requests.append(request)

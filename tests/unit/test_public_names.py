@@ -12,7 +12,7 @@ PUBLIC = {
     "shared_experts": ["AttachedRegion", "Manifest", "Pack", "SharedExpertsError", "attach"],
 }
 SERVICES = {
-    "expressway.lane.v1.Lane": ["Hello", "Generate", "Cancel", "Watch", "Drain"],
+    "expressway.lane.v1.Lane": ["Hello", "Generate", "Cancel", "Watch", "Drain", "Prefixes"],
     "expressway.v1.Expressway": ["Generate", "ListLanes", "GetModel"],
     "expressway.keeper.v1.Keepers": ["Watch", "Start", "Stop"],
 }

@@ -29,6 +29,12 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
+
+class PrefixPlace(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PREFIX_PLACE_UNSPECIFIED: _ClassVar[PrefixPlace]
+    PREFIX_PLACE_LIVE: _ClassVar[PrefixPlace]
+    PREFIX_PLACE_PARKED: _ClassVar[PrefixPlace]
 LANE_STATE_UNSPECIFIED: LaneState
 LANE_STATE_STARTING: LaneState
 LANE_STATE_READY: LaneState
@@ -43,6 +49,9 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 FINISH_REASON_ERROR: FinishReason
+PREFIX_PLACE_UNSPECIFIED: PrefixPlace
+PREFIX_PLACE_LIVE: PrefixPlace
+PREFIX_PLACE_PARKED: PrefixPlace
 
 class HelloRequest(_message.Message):
     __slots__ = ("protocol_version",)
@@ -91,20 +100,24 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., expert_format: _Optional[str] = ..., region_bytes: _Optional[int] = ..., max_output_tokens: _Optional[int] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
-    __slots__ = ("state", "counters", "active_request_id", "stamp_ns", "step", "step_times")
+    __slots__ = ("state", "counters", "active_request_id", "stamp_ns", "step", "step_times", "resident_sequences", "prefix_sequence")
     STATE_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STAMP_NS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     state: LaneState
     counters: Counters
     active_request_id: str
     stamp_ns: int
     step: RunningStep
     step_times: _containers.RepeatedCompositeFieldContainer[StepTimes]
-    def __init__(self, state: _Optional[_Union[LaneState, str]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., active_request_id: _Optional[str] = ..., stamp_ns: _Optional[int] = ..., step: _Optional[_Union[RunningStep, _Mapping]] = ..., step_times: _Optional[_Iterable[_Union[StepTimes, _Mapping]]] = ...) -> None: ...
+    resident_sequences: int
+    prefix_sequence: int
+    def __init__(self, state: _Optional[_Union[LaneState, str]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., active_request_id: _Optional[str] = ..., stamp_ns: _Optional[int] = ..., step: _Optional[_Union[RunningStep, _Mapping]] = ..., step_times: _Optional[_Iterable[_Union[StepTimes, _Mapping]]] = ..., resident_sequences: _Optional[int] = ..., prefix_sequence: _Optional[int] = ...) -> None: ...
 
 class RunningStep(_message.Message):
     __slots__ = ("kind", "started_ns", "progress_ns", "p99_ns")
@@ -129,7 +142,7 @@ class StepTimes(_message.Message):
     def __init__(self, kind: _Optional[_Union[StepKind, str]] = ..., count: _Optional[int] = ..., p99_ns: _Optional[int] = ...) -> None: ...
 
 class Counters(_message.Message):
-    __slots__ = ("requests", "prompt_tokens", "generated_tokens", "windows", "expert_hits", "expert_misses", "expert_hit_bytes", "expert_miss_bytes", "cache_admissions", "cache_evictions", "cache_used_bytes", "cache_budget_bytes", "cancelled", "failed", "prefill_ns", "decode_ns", "ngram_rows", "ngram_cache_hits", "ngram_prefetch_hits", "ngram_read_bytes", "ngram_wait_ns", "cache_admitted_hits")
+    __slots__ = ("requests", "prompt_tokens", "generated_tokens", "windows", "expert_hits", "expert_misses", "expert_hit_bytes", "expert_miss_bytes", "cache_admissions", "cache_evictions", "cache_used_bytes", "cache_budget_bytes", "cancelled", "failed", "prefill_ns", "decode_ns", "ngram_rows", "ngram_cache_hits", "ngram_prefetch_hits", "ngram_read_bytes", "ngram_wait_ns", "cache_admitted_hits", "reused_tokens", "checkpoints", "state_used_bytes", "state_budget_bytes", "parks", "park_bytes", "park_ns", "restores", "restore_ns", "restores_refused")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +165,16 @@ class Counters(_message.Message):
     NGRAM_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     NGRAM_WAIT_NS_FIELD_NUMBER: _ClassVar[int]
     CACHE_ADMITTED_HITS_FIELD_NUMBER: _ClassVar[int]
+    REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PARKS_FIELD_NUMBER: _ClassVar[int]
+    PARK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PARK_NS_FIELD_NUMBER: _ClassVar[int]
+    RESTORES_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_NS_FIELD_NUMBER: _ClassVar[int]
+    RESTORES_REFUSED_FIELD_NUMBER: _ClassVar[int]
     requests: int
     prompt_tokens: int
     generated_tokens: int
@@ -174,7 +197,17 @@ class Counters(_message.Message):
     ngram_read_bytes: int
     ngram_wait_ns: int
     cache_admitted_hits: int
-    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., windows: _Optional[int] = ..., expert_hits: _Optional[int] = ..., expert_misses: _Optional[int] = ..., expert_hit_bytes: _Optional[int] = ..., expert_miss_bytes: _Optional[int] = ..., cache_admissions: _Optional[int] = ..., cache_evictions: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., cache_budget_bytes: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., ngram_rows: _Optional[int] = ..., ngram_cache_hits: _Optional[int] = ..., ngram_prefetch_hits: _Optional[int] = ..., ngram_read_bytes: _Optional[int] = ..., ngram_wait_ns: _Optional[int] = ..., cache_admitted_hits: _Optional[int] = ...) -> None: ...
+    reused_tokens: int
+    checkpoints: int
+    state_used_bytes: int
+    state_budget_bytes: int
+    parks: int
+    park_bytes: int
+    park_ns: int
+    restores: int
+    restore_ns: int
+    restores_refused: int
+    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., windows: _Optional[int] = ..., expert_hits: _Optional[int] = ..., expert_misses: _Optional[int] = ..., expert_hit_bytes: _Optional[int] = ..., expert_miss_bytes: _Optional[int] = ..., cache_admissions: _Optional[int] = ..., cache_evictions: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., cache_budget_bytes: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., ngram_rows: _Optional[int] = ..., ngram_cache_hits: _Optional[int] = ..., ngram_prefetch_hits: _Optional[int] = ..., ngram_read_bytes: _Optional[int] = ..., ngram_wait_ns: _Optional[int] = ..., cache_admitted_hits: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., checkpoints: _Optional[int] = ..., state_used_bytes: _Optional[int] = ..., state_budget_bytes: _Optional[int] = ..., parks: _Optional[int] = ..., park_bytes: _Optional[int] = ..., park_ns: _Optional[int] = ..., restores: _Optional[int] = ..., restore_ns: _Optional[int] = ..., restores_refused: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "seed", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens")
@@ -208,7 +241,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "max_tokens", "sampling", "stop_ids", "logprobs", "top_logprobs", "replayed_tokens")
+    __slots__ = ("request_id", "prompt_ids", "max_tokens", "sampling", "stop_ids", "logprobs", "top_logprobs", "replayed_tokens", "checkpoint_positions", "tenant_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +250,8 @@ class GenerateRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     REPLAYED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     max_tokens: int
@@ -225,7 +260,9 @@ class GenerateRequest(_message.Message):
     logprobs: bool
     top_logprobs: int
     replayed_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., replayed_tokens: _Optional[int] = ...) -> None: ...
+    checkpoint_positions: _containers.RepeatedScalarFieldContainer[int]
+    tenant_salt: bytes
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., replayed_tokens: _Optional[int] = ..., checkpoint_positions: _Optional[_Iterable[int]] = ..., tenant_salt: _Optional[bytes] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("accepted", "tokens", "finished")
@@ -270,14 +307,16 @@ class TokenLogprob(_message.Message):
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens")
+    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "restored_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
+    restored_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "usage", "counters", "error_code", "error_message")
@@ -316,3 +355,31 @@ class DrainRequest(_message.Message):
 class DrainReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class PrefixesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PrefixEvent(_message.Message):
+    __slots__ = ("sequence", "snapshot", "complete", "added", "removed")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    snapshot: bool
+    complete: bool
+    added: _containers.RepeatedCompositeFieldContainer[Prefix]
+    removed: _containers.RepeatedCompositeFieldContainer[Prefix]
+    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., complete: _Optional[bool] = ..., added: _Optional[_Iterable[_Union[Prefix, _Mapping]]] = ..., removed: _Optional[_Iterable[_Union[Prefix, _Mapping]]] = ...) -> None: ...
+
+class Prefix(_message.Message):
+    __slots__ = ("chain", "tokens", "place")
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    chain: bytes
+    tokens: int
+    place: PrefixPlace
+    def __init__(self, chain: _Optional[bytes] = ..., tokens: _Optional[int] = ..., place: _Optional[_Union[PrefixPlace, str]] = ...) -> None: ...

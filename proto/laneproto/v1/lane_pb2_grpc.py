@@ -59,6 +59,11 @@ class LaneStub:
                 request_serializer=laneproto_dot_v1_dot_lane__pb2.DrainRequest.SerializeToString,
                 response_deserializer=laneproto_dot_v1_dot_lane__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.Prefixes = channel.unary_stream(
+                '/expressway.lane.v1.Lane/Prefixes',
+                request_serializer=laneproto_dot_v1_dot_lane__pb2.PrefixesRequest.SerializeToString,
+                response_deserializer=laneproto_dot_v1_dot_lane__pb2.PrefixEvent.FromString,
+                _registered_method=True)
 
 
 class LaneServicer:
@@ -99,6 +104,13 @@ class LaneServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prefixes(self, request, context):
+        """What this lane can go on from without reading it again: everything known now, then every change.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LaneServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +138,11 @@ def add_LaneServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=laneproto_dot_v1_dot_lane__pb2.DrainRequest.FromString,
                     response_serializer=laneproto_dot_v1_dot_lane__pb2.DrainReply.SerializeToString,
+            ),
+            'Prefixes': grpc.unary_stream_rpc_method_handler(
+                    servicer.Prefixes,
+                    request_deserializer=laneproto_dot_v1_dot_lane__pb2.PrefixesRequest.FromString,
+                    response_serializer=laneproto_dot_v1_dot_lane__pb2.PrefixEvent.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +280,33 @@ class Lane:
             '/expressway.lane.v1.Lane/Drain',
             laneproto_dot_v1_dot_lane__pb2.DrainRequest.SerializeToString,
             laneproto_dot_v1_dot_lane__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/expressway.lane.v1.Lane/Prefixes',
+            laneproto_dot_v1_dot_lane__pb2.PrefixesRequest.SerializeToString,
+            laneproto_dot_v1_dot_lane__pb2.PrefixEvent.FromString,
             options,
             channel_credentials,
             insecure,
