@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 from lanes.state.errors import CapacityExceeded
-from lanes.state.shape import AttentionShape, NgramShape, RecurrentShape, StateShape
+from lanes.state.shape import AttentionShape, DraftShape, NgramShape, RecurrentShape, StateShape
 
 FIRST_ROWS = 64  # growing buffers start here, then double: each row is copied at most once more on average
 
@@ -85,10 +85,31 @@ class NgramState:
         return self.conv.nbytes
 
 
+class DraftState:
+    """The tokens that the draft layer has not read yet: residual streams fp32 and ids of the last `waiting` tokens.
+
+    Invariant: the draft layer's keys hold `length - waiting` rows of the sequence; the last token always waits, because
+    its row needs the id of the token after it. Chained drafts write rows past that, which are never read again.
+    """
+
+    __slots__ = ("ids", "streams", "waiting")
+
+    def __init__(self, shape: DraftShape, allocate: Allocate) -> None:
+        self.streams = allocate((shape.waiting_rows, shape.stream_columns), torch.float32)  # oldest first
+        self.ids = torch.zeros(shape.waiting_rows, dtype=torch.int64)  # on the CPU
+        self.waiting = 0
+
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return self.streams.nbytes + self.ids.nbytes
+
+
 class SequenceState:
     """All layers' state of one sequence; `length` tokens are in it."""
 
-    __slots__ = ("attention", "broken", "capacity_tokens", "context_ids", "length", "ngram", "recurrent", "shape")
+    __slots__ = (
+        "attention", "broken", "capacity_tokens", "context_ids", "draft", "length", "ngram", "recurrent", "shape",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -110,6 +131,7 @@ class SequenceState:
         self.recurrent = {layer: RecurrentState(s, allocate) for layer, s in shape.recurrent.items()}
         self.ngram = {layer: NgramState(s, allocate) for layer, s in shape.ngram.items()}
         self.context_ids = torch.empty(shape.context_ids, dtype=torch.int64)  # on the CPU, oldest first
+        self.draft = DraftState(shape.draft, allocate) if shape.draft else None
         self.reset()
 
     def reset(self) -> None:
@@ -120,6 +142,8 @@ class SequenceState:
         for ngram in self.ngram.values():
             ngram.conv.zero_()
         self.context_ids.fill_(self.shape.context_fill)
+        if self.draft is not None:
+            self.draft.waiting = 0
         self.length, self.broken = 0, False
 
     def reserve(self, tokens: int) -> None:
@@ -138,4 +162,5 @@ class SequenceState:
             + sum(recurrent.nbytes() for recurrent in self.recurrent.values())
             + sum(ngram.nbytes() for ngram in self.ngram.values())
             + self.context_ids.nbytes
+            + (self.draft.nbytes() if self.draft else 0)
         )

@@ -68,6 +68,22 @@ class NgramShape:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftShape:
+    """What a draft layer needs beside its rows in `StateShape.attention`: the last tokens' residual streams, fp32.
+
+    Row r of its keys belongs to token r + 1 and needs the stream of token r: the last tokens of a sequence wait here.
+    """
+
+    layer: int  # its key in `StateShape.attention`: the number after the decoder's last
+    stream_columns: int  # all streams of a token, end to end
+    waiting_rows: int  # tokens that may wait
+
+    def bytes(self) -> int:
+        """4 bytes for each element of the streams [rows, columns], 8 for each token id."""
+        return self.waiting_rows * (4 * self.stream_columns + 8)
+
+
+@dataclass(frozen=True, slots=True)
 class StateShape:
     """Everything one sequence holds, by 0-based decoder layer."""
 
@@ -77,13 +93,15 @@ class StateShape:
     context_ids: int  # last token ids kept for n-grams
     context_fill: int  # the id that stands before the first token
     max_tokens: int
+    draft: DraftShape | None = None  # None: no draft layer is used
 
     def fixed_bytes(self) -> int:
-        """Bytes whatever the length: recurrent state, convolution tails, 8 per context id."""
+        """Bytes whatever the length: recurrent state, convolution tails, 8 per context id, what waits for drafts."""
         return (
             sum(s.bytes() for s in self.recurrent.values())
             + sum(s.bytes() for s in self.ngram.values())
             + 8 * self.context_ids
+            + (self.draft.bytes() if self.draft else 0)
         )
 
     def growing_bytes(self, tokens: int) -> int:

@@ -1,5 +1,7 @@
 """Sequence state: exact bytes, bounded growth, resets, slots under a budget, typed refusals."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from lanes.state.errors import CapacityExceeded, NoFreeSlot, StateBudgetExceeded, StateError, UnknownSlot
 from lanes.state.pool import StatePool
 from lanes.state.sequence import FIRST_ROWS, SequenceState
-from lanes.state.shape import AttentionShape, NgramShape, RecurrentShape, StateShape
+from lanes.state.shape import AttentionShape, DraftShape, NgramShape, RecurrentShape, StateShape
 
 SHAPE = StateShape(
     attention={1: AttentionShape(2, 8, 4, 4, torch.bfloat16), 3: AttentionShape(1, 4, 6, 2, torch.float32)},
@@ -29,6 +31,19 @@ def test_bytes_by_hand():
     assert SHAPE.fixed_bytes() == fixed
     # ten tokens: 2 * (2 * 2 * 8 + 4) each and two blocks of 4 * 4; 4 * (2 * 4 + 6) each and five blocks of 4 * 6
     assert SHAPE.bytes(10) == fixed + 10 * 72 + 2 * 16 + 10 * 56 + 5 * 24
+
+
+def test_a_draft_layer_is_one_more_attention_layer_and_what_waits_for_it():
+    shape = replace(SHAPE, attention={**SHAPE.attention, 4: SHAPE.attention[1]}, draft=DraftShape(4, 24, 5))
+    assert shape.bytes(10) == SHAPE.bytes(10) + 10 * 72 + 2 * 16 + 5 * (4 * 24 + 8)
+    state = SequenceState(shape, 10, allocate=poisoned)
+    state.reserve(10)
+    assert state.nbytes() == shape.bytes(10)
+    assert (state.draft.streams.shape, state.draft.ids.shape, state.draft.waiting) == ((5, 24), (5,), 0)
+    state.draft.waiting = 3
+    state.reset()
+    assert state.draft.waiting == 0
+    assert SequenceState(SHAPE, 10).draft is None
 
 
 @settings(deadline=None, max_examples=50)

@@ -16,7 +16,7 @@ import torch
 
 from lanes.models.config import ConfigReader, Limit
 from lanes.models.errors import ConfigError
-from lanes.state.shape import AttentionShape, NgramShape, RecurrentShape, StateShape
+from lanes.state.shape import AttentionShape, DraftShape, NgramShape, RecurrentShape, StateShape
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
 LayerKind = Literal["deltanet", "attention"]
@@ -43,6 +43,7 @@ LAYER_INTERVAL = Limit(1, 512)
 THETA_LEAST, THETA_MOST = 1.0, 1e12
 EPS_LEAST, EPS_MOST = 1e-12, 1e-2
 MOST_EOS_IDS = 16
+DRAFT_WAITING_ROWS = 32  # tokens the draft layer may be behind: it then reads them in one pass
 
 # the two spellings of an attention layer: the real checkpoint says "full_attention", transformers rewrites it
 LAYER_KINDS: dict[str, LayerKind] = {
@@ -197,20 +198,21 @@ class Spec:
         """0-based layers with a Gated DeltaNet."""
         return tuple(i for i, kind in enumerate(self.layers) if kind == "deltanet")
 
-    def state_shape(self, dtype: torch.dtype) -> StateShape:
-        """What one sequence remembers when keys and values are kept in `dtype`."""
+    def state_shape(self, dtype: torch.dtype, *, drafts: bool = False) -> StateShape:
+        """What one sequence remembers when keys and values are kept in `dtype`; with the draft layer's part or not."""
         attention = AttentionShape(self.kv_heads, self.head_dim, self.index_dim, self.index_block_tokens, dtype)
         recurrent = RecurrentShape(
             self.value_heads, self.key_dim, self.value_dim, self.conv_channels, self.conv_taps - 1
         )
         ngram = NgramShape(self.streams * self.hidden, (self.ngram_conv_taps - 1) * self.ngram_order)
         return StateShape(
-            attention=dict.fromkeys(self.attention_layers, attention),
+            attention=dict.fromkeys((*self.attention_layers, *([len(self.layers)] if drafts else [])), attention),
             recurrent=dict.fromkeys(self.deltanet_layers, recurrent),
             ngram=dict.fromkeys(self.ngram_layers, ngram),
             context_ids=self.ngram_order - 1 if self.ngram_layers else 0,
             context_fill=self.ngram_reset,
             max_tokens=self.max_tokens,
+            draft=DraftShape(len(self.layers), self.streams * self.hidden, DRAFT_WAITING_ROWS) if drafts else None,
         )
 
     # -- arithmetic
