@@ -16,7 +16,8 @@ from coordinator.lane_view import LaneView
 from laneproto.v1 import lane_pb2
 
 FIELDS = tuple(field.name for field in lane_pb2.Counters.DESCRIPTOR.fields)
-LEVELS = frozenset({"cache_used_bytes", "cache_budget_bytes", "state_used_bytes", "state_budget_bytes"})  # sizes now; the other fields count
+# sizes now; the other fields count
+LEVELS = frozenset({"cache_used_bytes", "cache_budget_bytes", "state_used_bytes", "state_budget_bytes"})
 
 
 @dataclass(slots=True)

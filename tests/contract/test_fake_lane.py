@@ -99,7 +99,8 @@ async def test_prefixes_are_a_snapshot_and_then_what_changes(tmp_path):
         lane.tell_prefix(b"a" * 16, 64, pb.PREFIX_PLACE_LIVE)
         call = rpc.LaneStub(channel).Prefixes(pb.PrefixesRequest())
         first = await call.read()
-        assert (first.sequence, first.snapshot, first.complete, [p.tokens for p in first.added]) == (1, True, True, [64])
+        assert (first.sequence, first.snapshot, first.complete) == (1, True, True)
+        assert [p.tokens for p in first.added] == [64]
         lane.tell_prefix(b"a" * 16, 64, None)
         second = await call.read()
         assert (second.sequence, second.snapshot, [p.chain for p in second.removed]) == (2, False, [b"a" * 16])
