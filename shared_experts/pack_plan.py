@@ -115,7 +115,7 @@ class PackPlan:
     def _table_sections(self) -> Iterator[PlannedSection]:
         for table in self.tables:
             source = self._checkpoint.ngram[table.layer]
-            step_pages = max(1, limits.BLOCK_BYTES // 4 // table.page_bytes)
+            step_pages = max(1, limits.BLOCK_BYTES // 8 // table.page_bytes)
             for name, offset, size in table.parts():
                 first, count = (offset - table.offset) // table.page_bytes, size // table.page_bytes
                 step = functools.partial(_pages, table, source, first, first + count, step_pages)

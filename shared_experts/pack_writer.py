@@ -25,6 +25,7 @@ from shared_experts.pack_plan import PackPlan, PlannedSection
 from shared_experts.temporary import refusing
 
 BESIDE_BYTES = 512 << 10  # of a step that is hashed by another thread: a smaller one is done before that would wake up
+AHEAD_STEPS = 6  # that may be made and wait for the writer while it waits for its disk
 FLUSH_BYTES = 32 << 20  # written bytes go to the disk in such runs, so that the sync at a section's end has little left
 
 
@@ -64,10 +65,11 @@ class PackWriter:
         sections = {section.name: section for section in kept}
         missing = [planned for planned in self._plan.sections if planned.name not in sections]
         steps = ((planned, number) for planned in missing for number in range(planned.steps))
-        # one more than there are processors: while it waits for the source's disk the others compute
-        with ThreadPoolExecutor(self._threads + 1) as pool, ThreadPoolExecutor(1) as hasher:
+        # two more than there are processors: while they wait for the source's disk the others compute
+        workers = self._threads + 2
+        with ThreadPoolExecutor(workers) as pool, ThreadPoolExecutor(1) as hasher:
             try:
-                made = _in_order(pool, steps, self._threads + 2)
+                made = _in_order(pool, steps, workers + AHEAD_STEPS)
                 for planned in missing:
                     self._journal.begin(planned.name)
                     section = self._write(planned, itertools.islice(made, planned.steps), hasher)
