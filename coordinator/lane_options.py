@@ -19,6 +19,7 @@ class LaneOptions:
     vram_budget_bytes: int
     context_tokens: int | None = None
     prefill_chunk_tokens: int | None = None
+    state_budget_bytes: int | None = None
     ngram_cache_bytes: int | None = None
     trace_folder: Path | None = None  # an absolute path; every lane that starts writes a new file into it
     log_json: bool = False
@@ -31,6 +32,7 @@ class LaneOptions:
             "--vram-budget": self.vram_budget_bytes,
             "--context": self.context_tokens,
             "--prefill-chunk": self.prefill_chunk_tokens,
+            "--state-budget": self.state_budget_bytes,
             "--ngram-cache": self.ngram_cache_bytes,
             "--trace-routing": self.trace_folder,
         }

@@ -42,6 +42,7 @@ class Request:
     tenant: Tenant = ANYONE
     priority: Priority = Priority.DEFAULT  # never better than the tenant's ceiling
     timeout_s: float = limits.DEFAULT_TIMEOUT_S  # from the queue to the last token
+    checkpoints: tuple[int, ...] = ()  # numbers of prompt tokens after which a later prompt may differ
 
     def to_wire(self, emitted: Sequence[int] = ()) -> lane_pb2.GenerateRequest:
         """What a lane is told: neither stop strings nor whose it is. `emitted` of a lane that was lost are output."""
@@ -54,6 +55,8 @@ class Request:
             stop_ids=self.stop_ids,
             logprobs=self.logprobs,
             top_logprobs=self.top_logprobs,
+            checkpoint_positions=self.checkpoints,
+            tenant_salt=self.tenant.salt,
         )
 
 
@@ -145,7 +148,10 @@ def check_prompt(ids: Sequence[int], param: str, *, context_tokens: int, vocab_s
     if not ids:
         raise EmptyPrompt("the prompt has no tokens", param=param)
     if len(ids) >= context_tokens:
-        raise ContextLengthExceeded(f"{len(ids)} tokens", context_tokens=context_tokens, param=param)
+        raise ContextLengthExceeded(
+            f"the prompt has {len(ids)} tokens; the context of {context_tokens} must also hold the answer",
+            param=param,
+        )
     if min(ids) < 0 or max(ids) >= vocab_size:
         raise TokenOutOfRange(f"token ids go from 0 to {vocab_size - 1}", param=param)
     return tuple(ids)

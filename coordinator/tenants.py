@@ -58,6 +58,11 @@ class Tenant:
     queue_requests: int = limits.QUEUE_TENANT_REQUESTS
     weight: float = 1.0  # its share of tokens while others want some, too
 
+    @property
+    def salt(self) -> bytes:
+        """Lanes share state only between requests with the same one; it never changes, so what is parked is found."""
+        return hashlib.sha256(b"expressway tenant " + self.name.encode()).digest()
+
 
 # Without a file nobody is told apart: one tenant, which has the whole queue to itself.
 ANYONE = Tenant("anyone", ceiling=Priority.INTERACTIVE, queue_requests=limits.QUEUE_REQUESTS)

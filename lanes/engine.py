@@ -10,6 +10,7 @@ after a fatal error nothing runs on this engine again.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -26,10 +27,14 @@ from lanes.penalties import Penalties
 from lanes.request import Request
 from lanes.runner import Logits, Runner
 from lanes.sampler import choose, logprobs
+from lanes.state.conversations import Begun
+from lanes.state.reuse import marks, parts
 from lanes.watchdog import Step, StepTimes, StepWatch
 from lanes.window import Window
 
 _log = structlog.get_logger(__name__)
+
+_NOWHERE = Begun(-1)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +43,7 @@ class Generation:
 
     request: Request
     outbox: Outbox
+    begun: Begun = _NOWHERE  # where in the prompt it began
     _cancelled: threading.Event = field(default_factory=threading.Event)
 
     def cancel(self) -> None:
@@ -175,7 +181,9 @@ class Engine:
         self._counters.requests += 1
         request = generation.request
         # The last token of an answer is never read back.
-        slot = self._runner.begin(len(request.prompt_ids) + request.new_tokens - 1)
+        tokens = len(request.prompt_ids) + request.new_tokens - 1
+        generation.begun = self._runner.resume(request.prompt_ids, tokens, request.tenant_salt)
+        slot = generation.begun.slot
         try:
             logits = self._prefill(generation, slot)
             if logits is None:
@@ -186,15 +194,19 @@ class Engine:
 
     def _prefill(self, generation: Generation, slot: int) -> Logits | None:
         """The logits after the prompt, or None when cancelled."""
-        ids = generation.request.prompt_ids
+        request, ids = generation.request, generation.request.prompt_ids
         logits = None
-        self._runner.hint(ids, 0, min(self._chunk, len(ids)))
-        for start in range(0, len(ids), self._chunk):
+        kept = marks(
+            len(ids), request.checkpoint_positions, limits.CHECKPOINT_EVERY_TOKENS, limits.CHECKPOINT_GAP_TOKENS
+        )
+        todo = parts(generation.begun.cached_tokens, len(ids), self._chunk, kept)
+        self._runner.hint(ids, todo[0].start, todo[0].end)
+        for part, following in itertools.zip_longest(todo, todo[1:]):
+            start, end = part.start, part.end
             if generation.cancelled():
                 return None
-            end = min(start + self._chunk, len(ids))
-            if end < len(ids):  # what the next chunk needs from disk arrives while this one computes
-                self._runner.hint(ids, end, min(end + self._chunk, len(ids)))
+            if following is not None:  # what the next chunk needs from disk arrives while this one computes
+                self._runner.hint(ids, following.start, following.end)
             window = Window.of_sequence(list(ids[start:end]), start, slot, logits="last" if end == len(ids) else "none")
             began_ns = time.monotonic_ns()
             logits = self._step("prefill", window, generation)
@@ -202,6 +214,8 @@ class Engine:
                 return None
             self._counters.prefill_ns += time.monotonic_ns() - began_ns
             self._counters.prompt_tokens += end - start
+            if part.mark:
+                self._runner.checkpoint(slot)
             self._publish()
         return logits
 
@@ -257,6 +271,7 @@ class Engine:
         self, generation: Generation, reason: str, sent: int, error: LaneError | None, before: Counters, fatal: bool
     ) -> None:
         request = generation.request
+        prompt_tokens = len(request.prompt_ids) - request.replayed_tokens
         self._counters.cancelled += reason == "cancelled"
         self._counters.failed += reason == "error"
         self._watch.idle()
@@ -267,8 +282,10 @@ class Engine:
         generation.outbox.finish(
             End(
                 reason=reason,
-                prompt_tokens=len(request.prompt_ids) - request.replayed_tokens,
+                prompt_tokens=prompt_tokens,
                 completion_tokens=request.replayed_tokens + sent,
+                cached_tokens=min(generation.begun.cached_tokens, prompt_tokens),
+                restored_tokens=min(generation.begun.restored_tokens, prompt_tokens),
                 counters=self._published.since(before),
                 error_code=error.code if error else "",
                 error_message=str(error) if error else "",

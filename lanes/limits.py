@@ -21,6 +21,18 @@ DEFAULT_CONTEXT_TOKENS = 32768
 DEFAULT_NGRAM_CACHE_BYTES = 64 << 20
 MAX_SOCKET_PATH_BYTES = 107
 
+# state
+MAX_CHECKPOINT_HINTS = 64  # of a request
+MAX_TENANT_SALT_BYTES = 64
+MAX_RESIDENTS = 256  # conversations in a lane's memory
+MAX_CHECKPOINTS = 32  # of one conversation; the ones that save the fewest tokens give way
+PREFIXES = 1 << 16  # that a lane tells of; the ones it knows longest are left out first
+PREFIX_NEWS = 1024  # changes kept for readers that are behind
+PREFIXES_PER_EVENT = 4096
+CHECKPOINT_EVERY_TOKENS = 4096
+CHECKPOINT_GAP_TOKENS = 256  # between hints, at least: each one ends a window early
+DEFAULT_STATE_BYTES = 512 << 20
+
 # the wire
 MAX_RECEIVE_BYTES = 8 << 20
 MAX_METADATA_BYTES = 8 << 10

@@ -38,6 +38,8 @@ class End:
     counters: Counters
     error_code: str = ""
     error_message: str = ""
+    cached_tokens: int = 0  # of the prompt, not read again
+    restored_tokens: int = 0  # of these, from the park pool
 
 
 class Outbox:

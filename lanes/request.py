@@ -6,6 +6,7 @@ in range; `max_tokens` is already clipped to what the context leaves; some token
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -50,6 +51,8 @@ class Request:
     logprobs: bool = False
     top_logprobs: int = 0
     replayed_tokens: int = 0
+    checkpoint_positions: tuple[int, ...] = ()  # numbers of prompt tokens, ascending
+    tenant_salt: bytes = b""
 
     @property
     def new_tokens(self) -> int:
@@ -79,6 +82,7 @@ def parse(message: pb.GenerateRequest, bounds: Bounds) -> Request:
     if message.max_tokens < 1:
         raise RequestError("max_tokens: at least 1")
     _check_replay(message, stop_ids)
+    _check_state(message)
     if message.top_logprobs > limits.MAX_TOP_LOGPROBS:
         raise RequestError(f"top_logprobs: {message.top_logprobs}, at most {limits.MAX_TOP_LOGPROBS}")
     if message.top_logprobs and not message.logprobs:
@@ -92,6 +96,8 @@ def parse(message: pb.GenerateRequest, bounds: Bounds) -> Request:
         logprobs=message.logprobs,
         top_logprobs=min(message.top_logprobs, bounds.vocab_size),
         replayed_tokens=message.replayed_tokens,
+        checkpoint_positions=tuple(message.checkpoint_positions),
+        tenant_salt=message.tenant_salt,
     )
 
 
@@ -103,6 +109,18 @@ def _check_replay(message: pb.GenerateRequest, stop_ids: frozenset[int]) -> None
         raise RequestError("replayed_tokens: the answer has max_tokens already")
     if replayed and not stop_ids.isdisjoint(message.prompt_ids[-replayed:]):
         raise RequestError("replayed_tokens: a stop id is among them, so the answer has ended")
+
+
+def _check_state(message: pb.GenerateRequest) -> None:
+    positions = message.checkpoint_positions
+    if len(positions) > limits.MAX_CHECKPOINT_HINTS:
+        raise RequestError(f"checkpoint_positions: {len(positions)}, at most {limits.MAX_CHECKPOINT_HINTS}")
+    if any(a >= b for a, b in itertools.pairwise((0, *positions))) or (
+        positions and positions[-1] > len(message.prompt_ids)
+    ):
+        raise RequestError("checkpoint_positions: ascending numbers of prompt tokens, from 1 on")
+    if len(message.tenant_salt) > limits.MAX_TENANT_SALT_BYTES:
+        raise RequestError(f"tenant_salt: {len(message.tenant_salt)} bytes, at most {limits.MAX_TENANT_SALT_BYTES}")
 
 
 def _sampling(message: pb.Sampling, bounds: Bounds, max_tokens: int, stop_ids: frozenset[int]) -> Sampling:

@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lanes.counters import Counters
 from lanes.experts.store import ExpertStore, Interrupted
+from lanes.state.conversations import Begun, Conversations
 from lanes.state.pool import StatePool
 from lanes.window import Window
 
@@ -24,7 +26,13 @@ class Runner(Protocol):
     """What the engine needs of a model."""
 
     def begin(self, max_tokens: int) -> int:
-        """An empty sequence with room for that many tokens; returns its slot."""
+        """An empty sequence with room for that many tokens, to be forgotten; returns its slot."""
+
+    def resume(self, prompt_ids: Sequence[int], max_tokens: int, tenant: bytes) -> Begun:
+        """A sequence with room for that many tokens that knows as much of the prompt as anything kept does."""
+
+    def checkpoint(self, slot: int) -> None:
+        """Keeps the sequence's state as it is now, if there is room."""
 
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:
         """Tokens start..end-1 of the sequence `ids` will soon be rows; never waits, changes no result."""
@@ -36,7 +44,7 @@ class Runner(Protocol):
         """The safe point after a window."""
 
     def end(self, slot: int) -> None:
-        """Forgets the sequence."""
+        """Forgets a begun sequence; keeps a resumed one."""
 
 
 class Model(Protocol):
@@ -55,14 +63,25 @@ class Model(Protocol):
 class ModelRunner:
     """The real one."""
 
-    def __init__(self, model: Model, states: StatePool, experts: ExpertStore) -> None:
+    def __init__(
+        self, model: Model, states: StatePool, experts: ExpertStore, conversations: Conversations | None = None
+    ) -> None:
         self._model = model
         self._states = states
         self._experts = experts
+        self._conversations = conversations or Conversations(states, Counters())
 
     def begin(self, max_tokens: int) -> int:
         """Opens a state slot."""
         return self._states.open(max_tokens)
+
+    def resume(self, prompt_ids: Sequence[int], max_tokens: int, tenant: bytes) -> Begun:
+        """Takes a conversation up, or opens one."""
+        return self._conversations.begin(prompt_ids, max_tokens, tenant)
+
+    def checkpoint(self, slot: int) -> None:
+        """Copies what each token overwrites."""
+        self._conversations.checkpoint(slot)
 
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:
         """Lets the model read ahead."""
@@ -72,15 +91,20 @@ class ModelRunner:
         """Runs the model."""
         self._experts.stopped = stopped
         try:
-            return self._model.forward(window, self._states).numpy()
+            logits = self._model.forward(window, self._states).numpy()
         except Interrupted:
             return None
+        self._conversations.read(window)
+        return logits
 
     def end_window(self) -> None:
         """Lets the expert cache turn over."""
         self._experts.end_window()
 
     def end(self, slot: int) -> None:
-        """Closes the state slot; what was still read ahead is given up."""
+        """The conversation waits, a begun sequence's slot closes; what was still read ahead is given up."""
         self._model.forget_hints()
-        self._states.close(slot)
+        if slot in self._conversations:
+            self._conversations.end(slot)
+        else:
+            self._states.close(slot)

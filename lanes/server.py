@@ -28,6 +28,7 @@ from lanes.engine import Engine
 from lanes.errors import ERROR_CODE_METADATA, BadProtocolVersion, LaneError, SlowReader, StartError, grpc_status
 from lanes.outbox import End, Outbox, Token
 from lanes.request import Bounds, parse
+from lanes.state.prefixes import PrefixLog
 
 _log = structlog.get_logger(__name__)
 
@@ -51,8 +52,9 @@ _OPTIONS = [
 class LaneServer(rpc.LaneServicer):
     """Serves one engine; create and use it on one event loop."""
 
-    def __init__(self, engine: Engine, identity: wire.Identity) -> None:
+    def __init__(self, engine: Engine, identity: wire.Identity, prefixes: PrefixLog | None = None) -> None:
         self._engine = engine
+        self._prefixes = prefixes or PrefixLog()
         self._identity = identity
         self._bounds = Bounds(identity.vocab_size, identity.context_tokens)
         self._loop = asyncio.get_running_loop()
@@ -114,6 +116,17 @@ class LaneServer(rpc.LaneServicer):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), limits.WATCH_INTERVAL_S)
 
+    async def Prefixes(self, request: pb.PrefixesRequest, context: grpc.aio.ServicerContext) -> None:
+        """Everything that can be gone on from, then every change."""
+        seen: int | None = None
+        while True:
+            changed = self._changed
+            for news in self._prefixes.after(seen):
+                await context.write(wire.prefix_event(news))
+                seen = news.sequence
+            with contextlib.suppress(TimeoutError):  # checkpoints are made inside a generation, without an announcement
+                await asyncio.wait_for(changed.wait(), limits.WATCH_INTERVAL_S)
+
     async def Cancel(self, request: pb.CancelRequest, context: grpc.aio.ServicerContext) -> pb.CancelReply:
         """Stops a generation within one step."""
         return pb.CancelReply(found=self._engine.cancel(request.request_id))
@@ -165,7 +178,7 @@ class LaneServer(rpc.LaneServicer):
                 return
 
     def _status(self) -> pb.LaneStatus:
-        return wire.lane_status(self._engine.status(), time.monotonic_ns())
+        return wire.lane_status(self._engine.status(), time.monotonic_ns(), self._prefixes)
 
     def _announce(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -27,7 +27,9 @@ from lanes.experts.store import ExpertStore
 from lanes.experts.trace import TraceHeader, TraceWriter, trace_path
 from lanes.models import load_model
 from lanes.runner import ModelRunner
+from lanes.state.conversations import Conversations
 from lanes.state.pool import StatePool
+from lanes.state.prefixes import PrefixLog
 from lanes.wire import Identity
 from shared_experts.attach import AttachedRegion, attach
 from shared_experts.golden import read as read_golden
@@ -43,6 +45,7 @@ class Lane:
 
     engine: Engine
     identity: Identity
+    prefixes: PrefixLog
     region: AttachedRegion
     resources: contextlib.ExitStack
 
@@ -99,10 +102,14 @@ def assemble(config: LaneConfig) -> Lane:
         context_tokens = min(config.context_tokens or limits.DEFAULT_CONTEXT_TOKENS, spec.max_tokens)
         if config.context_tokens is not None and config.context_tokens > spec.max_tokens:
             raise StartError(f"--context: {config.context_tokens} tokens; the model holds at most {spec.max_tokens}")
-        states = StatePool(
-            model.state_shape, model.state_shape.bytes(context_tokens), device=config.device
-        )  # one active generation of full length
-        runner = ModelRunner(model, states, store)
+        states = StatePool(  # one active generation of full length, and those that wait
+            model.state_shape,
+            model.state_shape.bytes(context_tokens) + config.state_budget_bytes,
+            slots=limits.MAX_RESIDENTS,
+            device=config.device,
+        )
+        conversations = Conversations(states, counters)
+        runner = ModelRunner(model, states, store, conversations)
         golden = read_golden(config.pack, manifest.fingerprint)
         tested = selftest.run(
             runner,
@@ -149,7 +156,7 @@ def assemble(config: LaneConfig) -> Lane:
             expert_format=info.format,
             region_bytes=region.header.total_bytes,
         )
-        return Lane(engine, identity, region, stack.pop_all())
+        return Lane(engine, identity, conversations.log, region, stack.pop_all())
 
 
 def settle_thread(config: LaneConfig) -> None:

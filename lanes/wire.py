@@ -9,6 +9,7 @@ from laneproto.v1 import lane_pb2 as pb
 from lanes.counters import Counters
 from lanes.engine import Status
 from lanes.outbox import End, Token
+from lanes.state.prefixes import News, Place, PrefixLog
 
 _STATES = {
     "ready": pb.LANE_STATE_READY,
@@ -20,6 +21,7 @@ _KINDS = {
     "decode": pb.STEP_KIND_DECODE,
     "between": pb.STEP_KIND_BETWEEN,
 }
+_PLACES = {Place.LIVE: pb.PREFIX_PLACE_LIVE, Place.PARKED: pb.PREFIX_PLACE_PARKED}
 _REASONS = {
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
@@ -69,13 +71,26 @@ def hello_reply(identity: Identity, status: pb.LaneStatus, protocol_version: int
     )
 
 
-def lane_status(status: Status, stamp_ns: int) -> pb.LaneStatus:
+def prefix_event(news: News) -> pb.PrefixEvent:
+    """What Prefixes sends."""
+    return pb.PrefixEvent(
+        sequence=news.sequence,
+        snapshot=news.snapshot,
+        complete=news.complete,
+        added=[pb.Prefix(chain=chain, tokens=tokens, place=_PLACES[place]) for (chain, tokens), place in news.added],
+        removed=[pb.Prefix(chain=chain, tokens=tokens) for chain, tokens in news.removed],
+    )
+
+
+def lane_status(status: Status, stamp_ns: int, prefixes: PrefixLog) -> pb.LaneStatus:
     """What Watch sends."""
     return pb.LaneStatus(
         state=_STATES[status.state],
         counters=_counters(status.counters),
         active_request_id=status.active_request_id,
         stamp_ns=stamp_ns,
+        resident_sequences=prefixes.residents,
+        prefix_sequence=prefixes.sequence,
         step=_step(status),
         step_times=[
             pb.StepTimes(kind=_KINDS[times.kind], count=times.count, p99_ns=times.p99_ns) for times in status.step_times
@@ -103,7 +118,12 @@ def finished(end: End) -> pb.GenerateEvent:
     return pb.GenerateEvent(
         finished=pb.Finished(
             reason=_REASONS[end.reason],
-            usage=pb.Usage(prompt_tokens=end.prompt_tokens, completion_tokens=end.completion_tokens),
+            usage=pb.Usage(
+                prompt_tokens=end.prompt_tokens,
+                cached_tokens=end.cached_tokens,
+                completion_tokens=end.completion_tokens,
+                restored_tokens=end.restored_tokens,
+            ),
             counters=_counters(end.counters),
             error_code=end.error_code,
             error_message=end.error_message,

@@ -26,6 +26,8 @@ _OPTIONS = (
                  help="Prompt and answer tokens. Default: the model's."),
     click.option("--prefill-chunk", "prefill_chunk_tokens", type=CHUNK, metavar="N",
                  help="Prompt tokens a pass. Default: the lane's."),
+    click.option("--state-budget", "state_budget_bytes", type=SIZE, metavar="SIZE",
+                 help="Of each lane, for conversations that wait for their next turn. Default: the lane's."),
     click.option("--ngram-cache", "ngram_cache_bytes", type=SIZE, metavar="SIZE",
                  help="Of each lane, for rows of n-gram tables. Default: the lane's."),
     click.option("--trace-routing", "trace_folder", metavar="DIR",
@@ -38,6 +40,7 @@ LANE_OPTIONS = (
     "vram_budget_bytes",
     "context_tokens",
     "prefill_chunk_tokens",
+    "state_budget_bytes",
     "ngram_cache_bytes",
     "trace_folder",
 )

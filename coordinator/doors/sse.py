@@ -12,7 +12,6 @@ from typing import Any
 from aiohttp import web
 
 from coordinator import limits
-from coordinator.apis.writer import Event
 from coordinator.errors import SlowReader
 
 
@@ -38,18 +37,17 @@ class EventStream:
             await self._response.prepare(self._request)
         return self._response
 
-    async def send(self, event: Event) -> None:
+    async def data(self, value: dict[str, Any]) -> None:
         """One event."""
-        name = f"event: {event.name}\n" if event.name else ""
-        data = event.data if isinstance(event.data, str) else dump(event.data)
-        await self._write(f"{name}data: {data}\n\n".encode())
+        await self._write(f"data: {dump(value)}\n\n".encode())
 
-    async def ping(self, event: Event | None) -> None:
+    async def comment(self) -> None:
         """Nothing, so that nobody in between takes the connection for dead."""
-        if event is None:
-            await self._write(b": keep-alive\n\n")
-        else:
-            await self.send(event)
+        await self._write(b": keep-alive\n\n")
+
+    async def done(self) -> None:
+        """The event that ends an answer."""
+        await self._write(b"data: [DONE]\n\n")
 
     async def _write(self, data: bytes) -> None:
         response = await self.begin()

@@ -52,10 +52,17 @@ class AttentionState:
             new, old = self._allocate(full, dtype), getattr(self, name)
             new[..., :kept, :] = old[..., :kept, :]
             setattr(self, name, new)
+            old.zero_()  # freed memory holds nobody's state
+
+    def of(self, first: int, end: int) -> tuple[torch.Tensor, ...]:
+        """Views of what tokens first..end-1 have here; a block key goes with its block's last token."""
+        blocks = slice(first // self.shape.block_tokens, end // self.shape.block_tokens)
+        rows = slice(first, end)
+        return self.keys[:, rows], self.values[:, rows], self.raw_index_keys[rows], self.block_keys[blocks]
 
     def nbytes(self) -> int:
         """Bytes allocated."""
-        return sum(t.nbytes for t in (self.keys, self.values, self.raw_index_keys, self.block_keys))
+        return sum(t.nbytes for t in self.of(0, self.rows))
 
 
 class RecurrentState:
@@ -145,6 +152,33 @@ class SequenceState:
         if self.draft is not None:
             self.draft.waiting = 0
         self.length, self.broken = 0, False
+
+    def erase(self) -> None:
+        """Zeroes every buffer, so that freed memory holds nobody's state; the sequence is empty then."""
+        for tensor in (*self.rows(0, self.allocated_tokens), *self.fixed()):
+            tensor.zero_()
+        self.reset()
+
+    def rows(self, first: int, end: int) -> list[torch.Tensor]:
+        """Views of what tokens first..end-1 have in the growing buffers, layer by layer."""
+        return [view for attention in self.attention.values() for view in attention.of(first, end)]
+
+    def fixed(self) -> list[torch.Tensor]:
+        """The tensors of fixed size, which each token overwrites; a draft layer's count of waiting tokens is beside."""
+        tensors = [t for recurrent in self.recurrent.values() for t in (recurrent.matrix, recurrent.conv)]
+        tensors += [ngram.conv for ngram in self.ngram.values()]
+        tensors.append(self.context_ids)
+        return tensors + ([self.draft.streams, self.draft.ids] if self.draft else [])
+
+    @property
+    def allocated_tokens(self) -> int:
+        """For how many tokens the buffers have rows now; at least 1."""
+        return max((1, *(attention.rows for attention in self.attention.values())))
+
+    @property
+    def settled(self) -> int:
+        """Tokens whose rows will not change: a draft layer still owes rows for those that wait."""
+        return self.length - (self.draft.waiting if self.draft else 0)
 
     def reserve(self, tokens: int) -> None:
         """Makes room for `tokens` rows in all, doubling up to the capacity."""

@@ -21,6 +21,7 @@ from lanes.counters import Counters
 from lanes.engine import Engine
 from lanes.errors import StartError
 from lanes.server import LaneServer, prepare_socket
+from lanes.state.prefixes import Place, PrefixLog
 from lanes.wire import Identity
 from tests.fakes.runner import VOCAB, FakeRunner, next_token
 
@@ -34,12 +35,13 @@ class Rig:
         self.path = folder / "run" / "lane-0.sock"
         self.runner = FakeRunner()
         self.engine = Engine(self.runner, Counters(), prefill_chunk_rows=4)
+        self.prefixes = PrefixLog()
 
     async def __aenter__(self):
         identity = Identity(
             "lane-0", b"i" * 16, os.getpid(), "cpu", "fake", "fake_arch", b"f" * 32, VOCAB, CONTEXT, (2, 7), "f32", 4096
         )  # fmt: skip
-        self.server = LaneServer(self.engine, identity)
+        self.server = LaneServer(self.engine, identity, self.prefixes)
         self.engine.start()
         await self.server.start(self.path)
         self.channel = grpc.aio.insecure_channel(f"unix:{self.path}")
@@ -127,6 +129,29 @@ async def test_a_stream_is_accepted_chunks_and_one_finished(rig):
     assert (end.usage.prompt_tokens, end.usage.completion_tokens, end.usage.cached_tokens) == (5, 4, 0)
     assert (end.counters.requests, end.counters.generated_tokens) == (1, 4)
     assert not end.error_code
+
+
+async def test_usage_tells_what_was_not_read(rig):
+    rig.runner.known = 3
+    end = (await rig.ask(checkpoint_positions=[2, 5], tenant_salt=b"t"))[-1].finished
+    assert (end.usage.prompt_tokens, end.usage.cached_tokens, end.usage.restored_tokens) == (5, 3, 1)
+
+
+async def test_prefixes_are_a_snapshot_and_then_changes(rig):
+    keys = [(bytes([n]) * 16, 64 * n) for n in (1, 2)]
+    rig.prefixes.publish({keys[0]: Place.LIVE})
+    call = rig.stub.Prefixes(pb.PrefixesRequest())
+    first = await call.read()
+    assert (first.sequence, first.snapshot, first.complete) == (1, True, True)
+    assert [(p.chain, p.tokens, p.place) for p in first.added] == [(*keys[0], pb.PREFIX_PLACE_LIVE)]
+    rig.prefixes.publish({keys[1]: Place.PARKED})
+    second = await call.read()
+    assert (second.sequence, second.snapshot) == (2, False)
+    assert [(p.chain, p.tokens, p.place) for p in second.added] == [(*keys[1], pb.PREFIX_PLACE_PARKED)]
+    assert [(p.chain, p.tokens) for p in second.removed] == [keys[0]]
+    call.cancel()
+    watched = await rig.stub.Watch(pb.WatchRequest()).read()
+    assert (watched.prefix_sequence, watched.resident_sequences) == (2, 0)
 
 
 async def test_long_answers_arrive_whole_in_bounded_chunks(rig):

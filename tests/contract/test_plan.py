@@ -29,7 +29,8 @@ def config(**changes):
 
 
 EVERY_OPTION = {
-    "context_tokens": 512, "prefill_chunk_tokens": 7, "ngram_cache_bytes": 1 << 20, "trace_folder": Path("/traces"),
+    "context_tokens": 512, "prefill_chunk_tokens": 7, "state_budget_bytes": 1 << 21, "ngram_cache_bytes": 1 << 20,
+    "trace_folder": Path("/traces"),
     "log_json": True,
 }  # fmt: skip
 
@@ -64,6 +65,7 @@ def test_everybody_understands_what_is_asked(run_dir, changes):
     assert lane.region_socket.match("lane-*.region.sock")  # where a new owner looks
     assert (lane.context_tokens, lane.log_json) == (wanted.lane.context_tokens, wanted.lane.log_json)
     assert wanted.lane.prefill_chunk_tokens in (None, lane.prefill_chunk_rows)
+    assert wanted.lane.state_budget_bytes in (None, lane.state_budget_bytes)
     assert wanted.lane.ngram_cache_bytes in (None, lane.ngram_cache_bytes)
     assert lane.trace_routing == wanted.lane.trace_folder
 

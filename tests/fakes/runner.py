@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from lanes.state.conversations import Begun
 from lanes.window import Window
 
 VOCAB = 50
@@ -26,6 +27,8 @@ class FakeRunner:
         self.hints: list[tuple[int, int]] = []  # (first position, end)
         self.hinted_before: list[int] = []  # windows that had run when each hint came
         self.turns = 0
+        self.known = 0  # tokens of every prompt that need not be read
+        self.marks: list[int] = []  # where checkpoints were made
         self.open: set[int] = set()
         self.opened = 0
         self.gate: threading.Event | None = None
@@ -42,6 +45,15 @@ class FakeRunner:
         self.capacity = max_tokens
         self.next = 0
         return slot
+
+    def resume(self, prompt_ids: Sequence[int], max_tokens: int, tenant: bytes) -> Begun:
+        slot = self.begin(max_tokens)
+        self.next = min(self.known, len(prompt_ids) - 1)
+        return Begun(slot, self.next, min(self.next, 1))
+
+    def checkpoint(self, slot: int) -> None:
+        assert slot in self.open
+        self.marks.append(self.next)
 
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:
         assert 0 <= start < end <= len(ids)

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from coordinator import limits as door
-from coordinator.apis.json_body import parse_json
-from coordinator.apis.openai.chat import parse_chat
 from coordinator.errors import CoordinatorError
 from coordinator.generation_config import GenerationConfig
 from coordinator.lane_view import ModelView
+from coordinator.openai import parse_chat, parse_json
 from coordinator.queue import RequestQueue
 from coordinator.request import Draft, check
 from coordinator.sampling import Defaults, Wanted
@@ -64,13 +63,6 @@ def started(*options):
     return lane_config.parse([*least, *options], {}, frozenset({0}))
 
 
-HELLO = {"role": "user", "content": "hello"}
-
-
-def tool(name):
-    return {"type": "function", "function": {"name": name}}
-
-
 def no_ids_left(found):
     if not found.end_ids:
         raise CoordinatorError("ignored")
@@ -103,8 +95,6 @@ def refuse(reason):
 
 AT = {
     "coordinator.JSON_DEPTH": lambda n: parse_json(json.dumps({"a": nested(n - 1)}).encode()),
-    "coordinator.TOOLS": lambda n: parse_chat({"messages": [HELLO], "tools": [tool(f"f{k}") for k in range(n)]}),
-    "coordinator.TOOL_NAME_CHARS": lambda n: parse_chat({"messages": [HELLO], "tools": [tool("x" * n)]}),
     "coordinator.MESSAGES": lambda n: parse_chat({"messages": [{"role": "user", "content": ""}] * n}),
     "coordinator.STOPS": lambda n: asked(stops=["x"] * n),
     "coordinator.STOP_BYTES": lambda n: asked(stops=["é" * (n // 2) + "x" * (n % 2)]),
@@ -126,6 +116,8 @@ AT = {
     "coordinator.END_IDS": lambda n: no_ids_left(GenerationConfig.parse({"eos_token_id": list(range(n))})),
     "coordinator.QUEUE_REQUESTS": filled,
     "lanes.MAX_REQUEST_ID_CHARACTERS": lambda n: sent(request_id="x" * n),
+    "lanes.MAX_CHECKPOINT_HINTS": lambda n: sent(prompt_ids=[1] * n, checkpoint_positions=range(1, n + 1)),
+    "lanes.MAX_TENANT_SALT_BYTES": lambda n: sent(tenant_salt=b"x" * n),
     "lanes.MAX_STOP_IDS": lambda n: sent(stop_ids=range(n)),
     "lanes.MAX_TOP_LOGPROBS": lambda n: sent(logprobs=True, top_logprobs=n),
     "lanes.MAX_TEMPERATURE": lambda x: sent({"temperature": x}),
@@ -277,7 +269,6 @@ ELSEWHERE = {
     "coordinator.GENERATION_CONFIG_BYTES": "unit/test_generation_config.py::test_size_at_the_limit",
     "coordinator.CLIENT_REQUEST_ID_CHARS":
         "contract/test_door_http.py::test_ids_are_the_servers_and_the_clients_is_only_echoed",
-    "coordinator.CHAT_TEMPLATE_BYTES": "unit/test_chat_format.py::test_a_file_over_the_limit_is_not_read",
     "coordinator.TOKENIZER_FILE_BYTES": "unit/test_tokenizer.py::test_a_file_over_the_limit_is_not_read",
     "coordinator.TOKENIZER_IDS": "unit/test_tokenizer.py::test_the_greatest_id",
     "coordinator.AFFINITY_SESSIONS": "unit/test_affinity.py::test_forgets_the_least_recently_used_at_the_bound",
@@ -291,6 +282,12 @@ ELSEWHERE = {
     "coordinator.GRPC_MESSAGE_BYTES": "contract/test_door_grpc.py::test_a_message_over_the_limit",
     "coordinator.GRPC_METADATA_BYTES": "security/test_grpc_limits.py::test_metadata",
     "coordinator.GRPC_CALLS": "security/test_grpc_limits.py::test_calls_at_once",
+    "coordinator.CHECKPOINT_HINTS": "unit/test_renderer.py::test_where_messages_begin",
+    "lanes.MAX_RESIDENTS": "unit/test_conversations.py::test_slots_are_bounded_and_what_waits_makes_room",
+    "lanes.MAX_CHECKPOINTS": "unit/test_conversations.py::test_checkpoints_are_bounded",
+    "lanes.PREFIXES": "unit/test_prefixes.py::test_of_too_many_the_last_ones_are_told",
+    "lanes.PREFIX_NEWS": "unit/test_prefixes.py::test_a_reader_that_fell_behind_gets_a_snapshot",
+    "lanes.PREFIXES_PER_EVENT": "unit/test_prefixes.py::test_events_are_bounded",
     "lanes.MAX_RECEIVE_BYTES": "contract/test_lane_server.py::test_message_size_limit",
     "lanes.OUTBOX_TOKENS": "unit/test_outbox.py::test_full_box_gives_up_after_the_patience_and_still_takes_the_end",
     "lanes.TRACE_BYTES": "unit/test_routing_trace.py::test_a_file_over_the_limit_is_refused",
@@ -328,6 +325,8 @@ NO_BOUND = {
     "lanes.MAX_CONCURRENT_CALLS": "of the coordinator's calls only; the transport's own rule",
     "lanes.LOOKAHEAD_BYTES": "a buffer of the transport",
     "lanes.CHUNK_TOKENS": "more comes in the next message",
+    "lanes.CHECKPOINT_EVERY_TOKENS": "a distance",
+    "lanes.CHECKPOINT_GAP_TOKENS": "a distance",
     "lanes.SCRATCH_BYTES": "more is worked off in parts",
     "lanes.SWAP_BYTES_PER_WINDOW": "more waits for the next window",
     "shared_experts.BLOCK_BYTES": "more is read in parts",

@@ -88,6 +88,24 @@ async def test_each_chunk_is_hinted_before_the_one_ahead_of_it_runs(case):
     assert case.runner.hinted_before == [0, 0, 1], "windows that had run by then"
 
 
+async def test_what_is_known_is_not_read_and_usage_says_so(case):
+    case.runner.known = 3
+    tokens, end = await case.run(request())
+    assert [t.id for t in tokens] == expected((1, 2, 3, 4, 5), 6)
+    assert case.runner.windows[0] == (3, 2)
+    assert (end.prompt_tokens, end.cached_tokens, end.restored_tokens) == (5, 3, 1)
+    assert end.counters.prompt_tokens == 2
+    case.runner.known = 100
+    _, end = await case.run(request((1, 2, 3, 4, 5), 6, replayed_tokens=4))
+    assert (end.prompt_tokens, end.cached_tokens) == (1, 1), "replayed tokens are no prompt"
+
+
+async def test_windows_end_where_the_state_is_kept(case):
+    await case.run(request(prompt=range(11), checkpoint_positions=(2, 6, 11)))
+    assert case.runner.marks == [2, 6, 11]
+    assert case.runner.windows[:4] == [(0, 2), (2, 4), (6, 4), (10, 1)]
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 5, 100])
 async def test_every_chunk_size_gives_the_same_answer(chunk):
     case = Case(chunk)

@@ -21,6 +21,7 @@ def test_the_least_command_line():
     assert str(config.region_socket) == "/run/x/lane-0.region.sock"
     assert config.context_tokens is None
     assert config.ngram_cache_bytes == 64 << 20
+    assert config.state_budget_bytes == 512 << 20
     assert config.expert_isa is None
     assert config.trace_routing is None
 
@@ -28,7 +29,7 @@ def test_the_least_command_line():
 def test_everything():
     config = parse(
         [*LEAST, "--device", "cpu", "--cores", "1-2,5", "--name", "lane-7", "--context", "4096",
-         "--prefill-chunk", "64", "--ngram-cache", "1MiB", "--region-socket", "/run/r.sock",
+         "--prefill-chunk", "64", "--ngram-cache", "1MiB", "--state-budget", "3MiB", "--region-socket", "/run/r.sock",
          "--trace-routing", "t.trace", "--log-json"],
         {"EXPERT_ISA": "avx2"}, CORES,
     )  # fmt: skip
@@ -39,6 +40,7 @@ def test_everything():
     assert str(config.region_socket) == "/run/r.sock"
     assert str(config.trace_routing) == "t.trace"
     assert config.ngram_cache_bytes == 1 << 20
+    assert config.state_budget_bytes == 3 << 20
     with pytest.raises(AttributeError):
         config.name = "x"
 
@@ -49,6 +51,7 @@ def test_everything():
         (["--vram-budget", "two"], r"--vram-budget: 'two' is not a size"),
         (["--vram-budget", "-1"], "--vram-budget"),
         (["--vram-budget", "1025GiB"], "--vram-budget: .*1TiB"),
+        (["--state-budget", "-1"], "--state-budget"),
         (["--ngram-cache", "many"], "--ngram-cache: 'many' is not a size"),
         (["--ngram-cache", "1025GiB"], "--ngram-cache: .*1TiB"),
         (["--cores", "4"], r"--cores: core 4 is not one that this process may use \(0-3,5\)"),

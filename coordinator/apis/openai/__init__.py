@@ -1,1 +1,0 @@
-"""OpenAI's API: completions, chat completions, responses."""

@@ -1,0 +1,241 @@
+"""The conversations that a lane remembers: which one a prompt goes on, what stays, what goes.
+
+    begin ──▶ rows ──▶ [checkpoint ──▶ rows …] ──▶ end          one at a time runs, any number wait
+      │ longest known prefix of the tenant:
+      │   at a conversation's end: it goes on in place
+      └── at a checkpoint: a copy goes on, or the conversation itself when it loses little or memory is short
+
+Not here: the order of requests (engine), bytes in the host's pool (parking). The budget and the zeroing are the pool's.
+Invariants: a prefix is offered only after the pass that read it has ended; tokens are compared, and only within a
+tenant; whatever a cancelled or failed pass has left is taken back to a checkpoint before it, or dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lanes import limits
+from lanes.counters import Counters
+from lanes.state.checkpoint import Checkpoint
+from lanes.state.errors import UnknownSlot
+from lanes.state.pool import StatePool
+from lanes.state.prefixes import Place, PrefixLog
+from lanes.state.resident import Resident
+from lanes.state.reuse import Ids, least_missed
+from lanes.window import Window
+
+SMALL_TAIL = 8  # a conversation loses little when no more than this fraction of what is kept is lost
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A sequence that stands after the first `cached_tokens` of its prompt."""
+
+    slot: int
+    cached_tokens: int = 0
+    restored_tokens: int = 0  # of these, what came from the park pool
+
+
+class Conversations:
+    """Used by the engine's thread alone."""
+
+    def __init__(self, pool: StatePool, counters: Counters) -> None:
+        self.pool, self._counters = pool, counters
+        self._residents: dict[int, Resident] = {}  # by slot
+        self._clock = 0
+        self.log = PrefixLog()
+        self._count()
+
+    def begin(self, prompt_ids: Sequence[int], max_tokens: int, tenant: bytes) -> Begun:
+        """A sequence with room for `max_tokens` that stands as far in the prompt as anything known reaches."""
+        prompt = np.asarray(prompt_ids, np.uint32)
+        found = self._longest(prompt, tenant)
+        if found is None:
+            resident, cached = self._open(max_tokens, tenant), 0
+        else:
+            resident, cached = self._go_on(*found, max_tokens), found[1]
+        self._touch(resident, busy=True)
+        self._counters.reused_tokens += cached
+        self._tell()
+        return Begun(resident.slot, cached)
+
+    def read(self, window: Window) -> None:
+        """A pass over the window has ended: its tokens are in the states."""
+        for slot, first, end in window.runs():
+            if resident := self._residents.get(slot):
+                resident.write(int(window.positions[first]), window.token_ids[first:end].tolist())
+
+    def checkpoint(self, slot: int) -> None:
+        """Keeps the state as it is now, if there is room for it."""
+        resident = self[slot]
+        if resident.length and resident.length not in resident.checkpoints and self._room_for_checkpoint(resident):
+            self._hold(resident, Checkpoint.of(resident.state))
+            self._counters.checkpoints += 1
+        self._tell()
+
+    def end(self, slot: int) -> None:
+        """The generation has ended: the conversation waits where it stands, or where it last stood whole."""
+        resident = self[slot]
+        positions = resident.positions()
+        if not positions:
+            self._drop(resident)
+            return self._tell()
+        if resident.state.broken:
+            resident.back_to(positions[-1])
+        self.pool.resize(slot, resident.state.allocated_tokens)
+        self._touch(resident, busy=False)
+        self._tell()
+
+    def forget(self) -> None:
+        """Drops every conversation that waits."""
+        for resident in self._waiting():
+            self._drop(resident)
+        self._tell()
+
+    def prefixes(self) -> Iterator[tuple[bytes, int]]:
+        """(chain, tokens) of every place where a prompt can be taken up."""
+        for resident in self._residents.values():
+            for position in resident.positions():
+                yield resident.chain_at(position), position
+
+    def __getitem__(self, slot: int) -> Resident:
+        try:
+            return self._residents[slot]
+        except KeyError:
+            raise UnknownSlot(slot) from None
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._residents
+
+    def __len__(self) -> int:
+        return len(self._residents)
+
+    # --- which one, and how
+
+    def _longest(self, prompt: Ids, tenant: bytes) -> tuple[Resident, int] | None:
+        """What of the tenant's the prompt shares most with; of equals one at its end, then the latest."""
+        best: tuple[tuple[int, bool, int], Resident] | None = None
+        for resident in self._waiting():
+            if resident.tenant == tenant and (position := resident.match(prompt)):
+                rank = (position, position == resident.length, resident.used)
+                if best is None or rank > best[0]:
+                    best = (rank, resident)
+        return None if best is None else (best[1], best[0][0])
+
+    def _go_on(self, resident: Resident, position: int, max_tokens: int) -> Resident:
+        at_end = position == resident.length
+        if not at_end and (copy := self._copy(resident, position, max_tokens)) is not None:
+            return copy
+        resident.busy = True  # nothing below may drop it
+        if at_end:
+            self.checkpoint(resident.slot)  # a next prompt may leave the old one here
+        for later in [p for p in resident.checkpoints if p > position]:
+            self._release(resident, later)
+        resident.back_to(position)
+        capacity = max(max_tokens, resident.state.allocated_tokens)
+        grown_bytes = self._bytes(capacity) - self._bytes(resident.state.capacity_tokens)
+        self._make_room(grown_bytes, keep=resident)
+        self.pool.resize(resident.slot, capacity)
+        return resident
+
+    def _copy(self, source: Resident, position: int, max_tokens: int) -> Resident | None:
+        """A new sequence with the source's first tokens; None where the source itself had better go on."""
+        needed_bytes = self._bytes(max_tokens)
+        lost = source.length - position
+        if not self._fits(needed_bytes):
+            if SMALL_TAIL * lost <= position or source.parked >= source.length:
+                return None
+            source.busy = True
+            made = self._make_room(needed_bytes, keep=source, must=False)
+            source.busy = False
+            if not made:
+                return None
+        copy = self._open(max_tokens, source.tenant)
+        copy.copy_rows(source, position)
+        for at, checkpoint in source.checkpoints.items():
+            if at <= position:
+                self._share(copy, checkpoint)
+        self._touch(source, busy=False)
+        return copy
+
+    def _open(self, max_tokens: int, tenant: bytes) -> Resident:
+        self._make_room(self._bytes(max_tokens))
+        slot = self.pool.open(max_tokens)
+        resident = self._residents[slot] = Resident(slot, self.pool[slot], tenant)
+        return resident
+
+    # --- room
+
+    def _bytes(self, tokens: int) -> int:
+        return self.pool.shape.bytes(tokens)
+
+    def _fits(self, needed_bytes: int) -> bool:
+        return needed_bytes <= self.pool.free_bytes and self.pool.free_slots > 0
+
+    def _make_room(self, needed_bytes: int, *, keep: Resident | None = None, must: bool = True) -> bool:
+        """Drops conversations, least recently used first, then checkpoints of what must stay."""
+        open_one = keep is None or not must
+        while needed_bytes > self.pool.free_bytes or (open_one and not self.pool.free_slots):
+            waiting = self._waiting()
+            if waiting:
+                self._drop(waiting[0])
+            elif must and keep is not None and keep.checkpoints:
+                self._release(keep, least_missed(sorted(keep.checkpoints)))
+            else:
+                break
+        return needed_bytes <= self.pool.free_bytes and (not open_one or self.pool.free_slots > 0)
+
+    def _room_for_checkpoint(self, resident: Resident) -> bool:
+        """Thins this conversation's checkpoints to their number, and others' before any conversation goes."""
+        if len(resident.checkpoints) >= limits.MAX_CHECKPOINTS:
+            self._release(resident, least_missed(sorted(resident.checkpoints)))
+        size_bytes = self.pool.shape.fixed_bytes()
+        for other in (*self._waiting(), resident):
+            while size_bytes > self.pool.free_bytes and len(other.checkpoints) > 1:
+                self._release(other, least_missed(sorted(other.checkpoints)))
+        return size_bytes <= self.pool.free_bytes
+
+    def _waiting(self) -> list[Resident]:
+        """Conversations that no generation runs on, least recently used first."""
+        return sorted((r for r in self._residents.values() if not r.busy), key=lambda resident: resident.used)
+
+    def _drop(self, resident: Resident) -> None:
+        for position in list(resident.checkpoints):
+            self._release(resident, position)
+        del self._residents[resident.slot]
+        self.pool.close(resident.slot)
+        self._count()
+
+    # --- checkpoints, charged once however many hold them
+
+    def _hold(self, resident: Resident, checkpoint: Checkpoint) -> None:
+        self.pool.charge(self.pool.shape.fixed_bytes())
+        self._share(resident, checkpoint)
+
+    def _share(self, resident: Resident, checkpoint: Checkpoint) -> None:
+        checkpoint.holders += 1
+        resident.checkpoints[checkpoint.position] = checkpoint
+
+    def _release(self, resident: Resident, position: int) -> None:
+        checkpoint = resident.checkpoints.pop(position)
+        checkpoint.holders -= 1
+        if not checkpoint.holders:
+            checkpoint.erase()
+            self.pool.charge(-self.pool.shape.fixed_bytes())
+
+    def _touch(self, resident: Resident, *, busy: bool) -> None:
+        self._clock += 1
+        resident.busy, resident.used = busy, self._clock
+        self._count()
+
+    def _tell(self) -> None:
+        self._count()
+        self.log.residents = len(self._residents)
+        self.log.publish(dict.fromkeys(self.prefixes(), Place.LIVE))
+
+    def _count(self) -> None:
+        self._counters.state_used_bytes = self.pool.reserved_bytes
+        self._counters.state_budget_bytes = self.pool.budget_bytes

@@ -1,0 +1,90 @@
+"""A real small model in this process, talked to in turns at the runner: every logit can be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from lanes import limits
+from lanes.counters import Counters
+from lanes.experts.adaptive import adaptive
+from lanes.experts.cache import ExpertCache
+from lanes.experts.native import ExpertKernel
+from lanes.experts.store import ExpertStore
+from lanes.golden import PackRecords
+from lanes.models import load_model
+from lanes.runner import ModelRunner
+from lanes.state.conversations import Begun, Conversations
+from lanes.state.pool import StatePool
+from lanes.state.reuse import marks, parts
+from lanes.window import Window
+from shared_experts.pack import Pack
+
+CHUNK = 64
+
+
+class Talk:
+    """One lane's worth of conversations."""
+
+    def __init__(self, model, store, *, kept_bytes: int, context: int = 1024, park=None) -> None:
+        self.counters = Counters()
+        self.states = StatePool(model.state_shape, model.state_shape.bytes(context) + kept_bytes)
+        self.held = Conversations(self.states, self.counters)
+        self.runner = ModelRunner(model, self.states, store, self.held)
+
+    def turn(
+        self, prompt: Sequence[int], answer_tokens: int, *, forced: Sequence[int] | None = None, tenant: bytes = b"",
+        hints: Sequence[int] = (),
+    ) -> tuple[list[int], np.ndarray, Begun]:  # fmt: skip
+        """The answer (greedy, or forced), logits [answer tokens, V] before each of its tokens, where it began."""
+        begun = self.runner.resume(prompt, len(prompt) + answer_tokens, tenant)
+        where = marks(len(prompt), hints, limits.CHECKPOINT_EVERY_TOKENS, limits.CHECKPOINT_GAP_TOKENS)
+        rows, ids = [], []
+        for part in parts(begun.cached_tokens, len(prompt), CHUNK, where):
+            logits = self._step(list(prompt[part.start : part.end]), part.start, begun.slot)
+            if part.mark:
+                self.runner.checkpoint(begun.slot)
+        for at in range(answer_tokens):
+            rows.append(logits[0].copy())
+            ids.append(int(forced[at] if forced else rows[-1].argmax()))
+            if at < answer_tokens - 1:  # the last token is never read back
+                logits = self._step([ids[-1]], len(prompt) + at, begun.slot)
+        self.runner.end(begun.slot)
+        return ids, np.stack(rows), begun
+
+    def _step(self, ids: list[int], start: int, slot: int) -> np.ndarray:
+        logits = self.runner.forward(Window.of_sequence(ids, start, slot), lambda: False)
+        self.runner.end_window()
+        assert logits is not None
+        return logits
+
+
+@contextmanager
+def loaded(folder) -> Iterator[tuple[object, ExpertStore]]:
+    """A pack's model and its experts, read where they lie in the file."""
+    torch.set_num_threads(1)
+    with Pack.open(folder) as pack:
+        info, counters = pack.manifest.experts, Counters()
+        kernel = ExpertKernel(info.layout, threads=1)
+        try:
+            store = ExpertStore(
+                kernel, ExpertCache(PackRecords(pack.experts_path, info), info, 0, adaptive, counters), counters
+            )
+            yield load_model(pack, store), store
+        finally:
+            kernel.close()
+
+
+def margin_equal(truth: np.ndarray, found: np.ndarray, tolerance: float) -> float:
+    """The greatest difference of teacher-forced logits, of scale; asserts the tolerance and, outside it, the choice."""
+    scale = np.abs(truth).max(axis=1, keepdims=True)
+    worst = float((np.abs(truth - found) / scale).max())
+    assert worst <= tolerance, worst
+    for a, b, one in zip(truth, found, scale[:, 0], strict=True):
+        second, first = np.partition(a, -2)[-2:]
+        if first - second > 2 * tolerance * one:
+            assert a.argmax() == b.argmax()
+    return worst

@@ -1,0 +1,68 @@
+"""A conversation taken up again says what one read from the beginning says, and reads hardly more than what is new.
+
+EXPRESSWAY_CONVERSATIONS sets how many conversations are split at how many points (50 x 5 is run by hand).
+"""
+
+import os
+
+import numpy as np
+
+from bench.checkpoint import write_checkpoint
+from bench.tiny_model import PRESETS
+from laneproto.chain import BLOCK_TOKENS
+from lanes.selftest import BF16_TOLERANCE, FP32_TOLERANCE
+from shared_experts.convert import convert
+from tests.fakes.processes import tiny_pack
+from tests.fakes.talk import Talk, loaded, margin_equal
+
+CONVERSATIONS, SPLITS = (int(n) for n in os.environ.get("EXPRESSWAY_CONVERSATIONS", "4x2").split("x"))
+PRESET = os.environ.get("EXPRESSWAY_CONVERSATIONS_PRESET", "tiny")
+ANSWER = 6
+
+
+def made(folder):
+    if PRESET == "tiny":
+        return tiny_pack(folder, "f32")
+    source = write_checkpoint(folder / "source", PRESETS[PRESET], 0, tokenizer=False)
+    convert(source, folder / "made.pack", experts="f32", dense="f32", threads=1)
+    return folder / "made.pack"
+
+
+def test_a_turn_goes_on_as_a_cold_run(tmp_path):
+    """With f32 experts: quantised ones move by a rounding that falls the other way, however a prompt is cut."""
+    rng, worst, read_again = np.random.default_rng(7), 0.0, 0
+    with loaded(made(tmp_path)) as (model, store):
+        tolerance = FP32_TOLERANCE if "float32" in str(model.dtype) else BF16_TOLERANCE
+        warm = Talk(model, store, kept_bytes=8 << 20)
+        for _ in range(CONVERSATIONS):
+            text = rng.integers(0, model.spec.vocab, int(rng.integers(90, 200))).tolist()
+            for split in sorted(rng.choice(np.arange(1, len(text)), SPLITS, replace=False).tolist()):
+                first, _, _ = warm.turn(text[:split], ANSWER)
+                prompt = [*text[:split], *first, *text[split:]]
+                ids, logits, again = warm.turn(prompt, ANSWER)
+                _, truth, none = Talk(model, store, kept_bytes=0).turn(prompt, ANSWER, forced=ids)
+                assert none.cached_tokens == 0
+                new = len(prompt) - split - ANSWER
+                assert len(prompt) - again.cached_tokens <= new + BLOCK_TOKENS
+                read_again = max(read_again, len(prompt) - again.cached_tokens - new)
+                worst = max(worst, margin_equal(truth, logits, tolerance))
+                assert warm.states.reserved_bytes <= warm.states.budget_bytes
+    print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {PRESET}: at most {read_again} tokens read again, "
+          f"logits at most {worst:.2e} of scale apart")  # fmt: skip
+
+
+def test_branches_share_a_root_and_differ_afterwards(tmp_path):
+    rng = np.random.default_rng(3)
+    with loaded(tiny_pack(tmp_path, "f32")) as (model, store):
+        warm = Talk(model, store, kept_bytes=8 << 20)
+        root = rng.integers(0, model.spec.vocab, 150).tolist()
+        branches = [[*root, *rng.integers(0, model.spec.vocab, 20).tolist()] for _ in range(3)]
+        known = [0, 150, 150]
+        for _ in range(2):
+            for number, branch in enumerate(branches):
+                ids, logits, begun = warm.turn(branch, ANSWER, hints=[len(root)])
+                assert begun.cached_tokens == known[number]
+                _, truth, _ = Talk(model, store, kept_bytes=0).turn(branch, ANSWER, forced=ids)
+                margin_equal(truth, logits, BF16_TOLERANCE)
+                known[number] = len(branch) + ANSWER - 1
+                branch += [*ids, 5, 6]

@@ -1,0 +1,206 @@
+"""The conversations of a lane against a model whose state depends on every token before: a wrong prefix shows."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laneproto.chain import EMPTY, chain
+from lanes import limits
+from lanes.counters import Counters
+from lanes.state.conversations import Conversations
+from lanes.state.errors import UnknownSlot
+from lanes.state.pool import StatePool
+from tests.fakes.states import SHAPE, fresh, read, same, window
+
+CONTEXT = 64
+
+
+def conversations(kept_tokens=1000, slots=64):
+    pool = StatePool(SHAPE, SHAPE.bytes(CONTEXT) + kept_tokens * (SHAPE.bytes(1) - SHAPE.bytes(0)), slots=slots)
+    return Conversations(pool, Counters())
+
+
+def feed(held, slot, ids, *, cut=100):
+    """Reads tokens in windows of `cut`, as the engine does."""
+    for start in range(0, len(ids), cut):
+        part = ids[start : start + cut]
+        at = held.pool[slot].length
+        read(held.pool[slot], part)
+        held.read(window(slot, at, part))
+
+
+def turn(held, prompt, answer=(), tenant=b"", *, marks=()):
+    """A whole generation; returns the tokens that were not read again."""
+    begun = held.begin(prompt, len(prompt) + len(answer), tenant)
+    assert same(held.pool[begun.slot], fresh(prompt[: begun.cached_tokens]))
+    at = begun.cached_tokens
+    for mark in sorted({*marks, len(prompt)}):
+        if at < mark:
+            feed(held, begun.slot, prompt[at:mark])
+            held.checkpoint(begun.slot)
+            at = mark
+    feed(held, begun.slot, list(answer))
+    held.end(begun.slot)
+    return begun.cached_tokens
+
+
+def test_a_second_turn_reads_the_new_tokens_only():
+    held = conversations()
+    first, answer = list(range(20)), [90, 91, 92]
+    assert turn(held, first, answer) == 0
+    assert turn(held, [*first, *answer, 50, 51]) == 23
+    assert turn(held, [*first, *answer, 50, 51, 52]) == 25
+
+
+def test_another_answer_is_taken_up_at_the_end_of_the_prompt():
+    held = conversations()
+    turn(held, list(range(20)), [90, 91, 92])
+    assert turn(held, [*range(20), 77, 78]) == 20
+    assert turn(held, [*range(20), 90, 91, 92, 5]) == 23, "the first answer is still there: a copy went on"
+
+
+def test_the_same_prompt_again_is_read_from_a_checkpoint_before_its_end():
+    held = conversations()
+    turn(held, list(range(20)), marks=[12])
+    assert turn(held, list(range(20))) == 12, "its last token must be read to say what follows"
+
+
+def test_tokens_are_compared_and_only_within_a_tenant():
+    held = conversations()
+    turn(held, list(range(20)), tenant=b"a", marks=[10])
+    assert turn(held, [*range(20), 1], tenant=b"b") == 0
+    assert turn(held, [*range(9), 99, *range(10, 20), 1], tenant=b"a") == 0
+    assert turn(held, [*range(20), 1], tenant=b"a") == 20
+
+
+@pytest.mark.parametrize("done", [0, 6])
+def test_cancelled_work_is_never_offered(done):
+    held = conversations()
+    begun = held.begin(list(range(20)), 20, b"")
+    if done:
+        feed(held, begun.slot, list(range(done)))
+        held.checkpoint(begun.slot)
+    read(held.pool[begun.slot], list(range(done, 20)), half=True)
+    held.end(begun.slot)
+    assert len(held) == (1 if done else 0)
+    assert turn(held, [*range(20), 1]) == done
+
+
+def test_a_prefix_is_visible_only_after_its_pass():
+    held = conversations()
+    begun = held.begin(list(range(20)), 20, b"")
+    assert not list(held.prefixes())
+    feed(held, begun.slot, list(range(6)))
+    assert list(held.prefixes()) == [(EMPTY, 6)]
+
+
+def test_prefixes_carry_the_chain_of_their_tokens():
+    held = conversations(10_000)
+    ids = [i % 7 for i in range(63)]
+    turn(held, ids, [3] * 1, tenant=b"t", marks=[10])
+    values = chain([*ids, 3], b"t")
+    assert set(held.prefixes()) == {(EMPTY, 10), (EMPTY, 63), (values[0], 64)}
+
+
+def test_without_room_the_least_recently_used_goes():
+    held = conversations(kept_tokens=0)
+    turn(held, list(range(40)), marks=[])
+    assert turn(held, [*range(40), 1]) == 40, "what has room stays"
+    turn(held, [9] * 60)
+    assert turn(held, [*range(40), 1, 2]) == 0
+    assert held.pool.reserved_bytes <= held.pool.budget_bytes
+
+
+def test_a_conversation_goes_on_itself_when_there_is_no_room_for_a_copy():
+    held = conversations(kept_tokens=0)
+    turn(held, list(range(40)), [90], marks=[30])
+    assert turn(held, [*range(30), *[5] * 20]) == 30
+    assert len(held) == 1
+
+
+def test_slots_are_bounded_and_what_waits_makes_room():
+    held = conversations(100_000, slots=3)
+    for number in range(10):
+        turn(held, [number] * 8)
+        assert len(held) <= 3
+    assert turn(held, [9] * 8 + [1]) == 8
+
+
+def test_checkpoints_are_bounded(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_CHECKPOINTS", 4)
+    held = conversations(100_000)
+    turn(held, list(range(40)), marks=range(1, 40))
+    (resident,) = [held[slot] for slot in held.pool]
+    assert len(resident.checkpoints) == 4
+    assert max(resident.checkpoints) == 40
+
+
+def test_what_is_dropped_was_zeroed():
+    held = conversations(100_000)
+    turn(held, list(range(40)), tenant=b"a", marks=[20])
+    resident = held[next(iter(held.pool))]
+    tensors = [*resident.state.rows(0, 40), *resident.state.fixed()]
+    tensors += [t for checkpoint in resident.checkpoints.values() for t in checkpoint.tensors]
+    assert any(tensor.count_nonzero() for tensor in tensors)
+    held.forget()
+    context = resident.state.context_ids
+    assert all(not tensor.count_nonzero() for tensor in tensors if tensor is not context)
+    assert context.tolist() == [SHAPE.context_fill] * 2
+    assert held.pool.reserved_bytes == 0
+
+
+def test_growing_zeroes_what_it_leaves():
+    held = conversations(100_000)
+    begun = held.begin([1] * 64, 200, b"")
+    feed(held, begun.slot, [1] * 64)
+    old = held.pool[begun.slot].attention[1].keys
+    feed(held, begun.slot, [1] * 100)
+    assert not old.count_nonzero()
+
+
+def test_an_unknown_slot_is_refused():
+    with pytest.raises(UnknownSlot):
+        conversations().end(3)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.integers(0, 300), st.integers(2, 8))
+def test_whatever_happens_no_prefix_is_wrong_and_memory_is_bounded(seed, kept_tokens, slots):
+    rng, held = np.random.default_rng(seed), conversations(kept_tokens, slots)
+    said = {b"a": [[]], b"b": [[]]}  # what each tenant's conversations have said
+    for _ in range(12):
+        tenant = (b"a", b"b")[rng.integers(2)]
+        before = said[tenant][rng.integers(len(said[tenant]))]
+        prompt = [*before[: rng.integers(len(before) + 1)], *rng.integers(0, 3, rng.integers(1, 12)).tolist()][:50]
+        begun = held.begin(prompt, len(prompt) + 10, tenant)
+        at = begun.cached_tokens
+        assert at < len(prompt)
+        assert same(held.pool[begun.slot], fresh(prompt[:at]))
+        assert at == 0 or any(text[:at] == prompt[:at] for text in said[tenant])
+        while at < len(prompt) and rng.random() < 0.9:
+            end = min(len(prompt), at + int(rng.integers(1, 9)))
+            if rng.random() < 0.1:
+                read(held.pool[begun.slot], prompt[at:end], half=True)
+                break
+            feed(held, begun.slot, prompt[at:end])
+            at = end
+            if rng.random() < 0.5:
+                held.checkpoint(begun.slot)
+        answer = rng.integers(0, 3, rng.integers(0, 8)).tolist() if at == len(prompt) else []
+        feed(held, begun.slot, answer, cut=1)
+        held.end(begun.slot)
+        said[tenant].append([*prompt[:at], *answer])
+        assert held.pool.reserved_bytes <= held.pool.budget_bytes
+        really = sum(held.pool[slot].nbytes() for slot in held.pool)
+        unique = {id(c): c for slot in held.pool for c in held[slot].checkpoints.values()}
+        really += sum(tensor.nbytes for c in unique.values() for tensor in c.tensors)
+        assert really <= held.pool.reserved_bytes
+        assert len(held) == len(held.pool) <= slots
+
+
+def test_the_same_state_is_the_same_to_the_test():
+    assert same(fresh([1, 2, 3]), fresh([1, 2, 3]))
+    assert not same(fresh([1, 2, 3]), fresh([2, 1, 3]))
+    assert torch.equal(fresh([1]).context_ids, torch.tensor([7, 1]))
