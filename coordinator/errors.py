@@ -104,9 +104,18 @@ class TokenOutOfRange(RequestError):
 
 
 class ContextLengthExceeded(RequestError):
-    """The prompt leaves no room for an answer."""
+    """The prompt leaves no room for an answer. The words are those that agents look for before they shorten it."""
 
     code = "context_length_exceeded"
+
+    def __init__(self, found: str, *, context_tokens: int, param: str | None = None) -> None:
+        super().__init__(
+            f"This model's maximum context length is {context_tokens} tokens, and the answer must fit into it too. "
+            f"However, the prompt has {found}. Please reduce its length.",
+            param=param,
+        )
+        self.found = found
+        self.context_tokens = context_tokens
 
 
 class TokenizerMissing(RequestError):

@@ -30,6 +30,7 @@ from coordinator.grpc_server import start_server
 from coordinator.lane_view import Roster
 from coordinator.serving import Serving
 from coordinator.stats import Recorder
+from coordinator.text.chat_format import ChatFormat
 from coordinator.text.desk import TextDesk
 from coordinator.text.tokenizer import Tokenizer
 from laneproto.v1 import serve_pb2_grpc
@@ -70,8 +71,9 @@ async def start_doors(
     """
     tokenizer = await asyncio.to_thread(Tokenizer.load, tokenizer_dir)
     generation = await asyncio.to_thread(GenerationConfig.load, tokenizer_dir)
+    chat_format = await asyncio.to_thread(ChatFormat.load, tokenizer_dir)
     dispatcher = Dispatcher(roster, queue_bound=queue_requests)
-    serving = Serving(roster, dispatcher, TextDesk(tokenizer), generation, recorder)
+    serving = Serving(roster, dispatcher, TextDesk(tokenizer, chat_format), generation, recorder)
     health = HealthFollower(roster, SERVICE)
     await health.follow()
     runner = _runner(serving)

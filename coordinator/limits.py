@@ -90,6 +90,9 @@ OWNER_ASK_S: Final = 1.0  # between two questions to the owner; LANE_SUSPECT_S a
 INLINE_ENCODE_CHARS: Final = 4096  # longer texts are encoded in a worker thread
 INLINE_PARSE_BYTES: Final = 64 * KIB  # larger bodies are parsed in a worker thread
 TEXT_THREADS: Final = 2
+CHAT_TEMPLATE_BYTES: Final = MIB  # of the file that tells the chat format
+TOOLS: Final = 1024
+TOOL_NAME_CHARS: Final = 128
 TOKENIZER_FILE_BYTES: Final = 256 * MIB
 TOKENIZER_IDS: Final = 1 << 24  # every id is below: a table of that many entries is kept
 

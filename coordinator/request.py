@@ -148,10 +148,7 @@ def check_prompt(ids: Sequence[int], param: str, *, context_tokens: int, vocab_s
     if not ids:
         raise EmptyPrompt("the prompt has no tokens", param=param)
     if len(ids) >= context_tokens:
-        raise ContextLengthExceeded(
-            f"the prompt has {len(ids)} tokens; the context of {context_tokens} must also hold the answer",
-            param=param,
-        )
+        raise ContextLengthExceeded(f"{len(ids)} tokens", context_tokens=context_tokens, param=param)
     if min(ids) < 0 or max(ids) >= vocab_size:
         raise TokenOutOfRange(f"token ids go from 0 to {vocab_size - 1}", param=param)
     return tuple(ids)

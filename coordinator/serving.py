@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from coordinator.answer import Answer
 from coordinator.dispatch import Dispatcher
@@ -17,10 +17,23 @@ from coordinator.generation_config import GenerationConfig
 from coordinator.lane_view import HOPEFUL_STATES, LaneView, ModelView, Roster
 from coordinator.request import Draft, check
 from coordinator.stats import Door, Recorder, Silent, Timeline
+from coordinator.tenants import ANYONE, Priority, Tenant
 from coordinator.text.desk import TextDesk
 
 # A seed is reported in JSON, where many readers keep no more than 53 bits of an integer.
 _SEED_BITS = 53
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    request_id: str
+    tenant: Tenant = ANYONE
+    session: str | None = None
+    parent_session: str | None = None
+    priority: Priority = Priority.DEFAULT
+    timeout_s: float | None = None
 
 
 class Serving:

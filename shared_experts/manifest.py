@@ -1,6 +1,6 @@
 """What a pack says about itself: `manifest.msgpack`, parsed with bounds and never trusted beyond its digest.
 
-The file is a msgpack map {"magic": "expressway-pack", "version": 2, "sha256": digest of body, "body": bytes};
+The file is a msgpack map {"magic": "expressway-pack", "version": 3, "sha256": digest of body, "body": bytes};
 the body is the msgpack map of a `Manifest`. Not here: whether the sections' bytes match (`pack.Pack.verify`).
 
 Invariant: a `Manifest` returned by `decode` has every number in range, sections that neither overlap nor miss a layer,
@@ -8,9 +8,10 @@ and its fingerprint recomputed.
 
 Fingerprint: SHA-256 over lines of UTF-8, each ended by a newline:
 
-    expressway-pack 2
+    expressway-pack 3
     <experts: format hidden intermediate layers draft_layers experts record_bytes, separated by spaces>
     <SHA-256 of the config as JSON with sorted keys and no spaces, in hexadecimal>
+    <per n-gram table in order of layer: its fields in the order of `NgramInfo`, numbers of a list joined by commas>
     <per section in order of name: name file offset bytes sha256-in-hexadecimal, separated by spaces>
 """
 
@@ -32,7 +33,7 @@ from shared_experts.qwen4_exp import ARCHITECTURE
 
 Digest = bytes
 
-PACK_VERSION = 2
+PACK_VERSION = 3
 MAGIC = "expressway-pack"
 FILE_NAME = "manifest.msgpack"
 EXPERTS_FILE, DENSE_FILE, NGRAM_FILE = "experts.bin", "dense.safetensors", "ngram.bin"
@@ -130,6 +131,9 @@ def fingerprint_of(manifest: Manifest) -> bytes:
         f"{e.format} {e.hidden} {e.intermediate} {e.layers} {e.draft_layers} {e.experts} {e.record_bytes}",
         hashlib.sha256(config.encode()).hexdigest(),
     ]
+    for table in sorted(manifest.ngram, key=lambda table: table.layer):
+        values = (getattr(table, field.name) for field in fields(table))
+        lines.append(" ".join(",".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values))
     for s in sorted(manifest.sections, key=lambda section: section.name):
         lines.append(f"{s.name} {s.file} {s.offset} {s.bytes} {s.sha256.hex()}")
     return hashlib.sha256("".join(line + "\n" for line in lines).encode()).digest()

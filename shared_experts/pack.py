@@ -172,6 +172,7 @@ class Pack:
 
     def _open_files(self) -> None:
         ends: dict[str, int] = {}
+        last: dict[str, Section] = {}
         for section in self.manifest.sections:
             path = self.path / section.file
             if section.file not in self._descriptors:
@@ -181,13 +182,12 @@ class Pack:
             if end > ends[section.file]:
                 reason = f"truncated: it ends at byte {end}, the file has {ends[section.file]}"
                 raise PackError(path, reason, section=section.name)
-            if section.name == "dense" or section.name.startswith("file."):
-                if ends[section.file] != section.bytes:
-                    raise PackError(
-                        path, f"has {ends[section.file]} bytes, wanted {section.bytes}", section=section.name
-                    )
-                if section.name != "dense" and section.bytes > limits.EXTRA_FILE_BYTES:
-                    raise PackError(path, f"{section.bytes} bytes are more than are read", section=section.name)
+            if section.name.startswith("file.") and section.bytes > limits.EXTRA_FILE_BYTES:
+                raise PackError(path, f"{section.bytes} bytes are more than are read", section=section.name)
+            last[section.file] = max(section, last.get(section.file, section), key=lambda each: each.offset)
+        for name, section in last.items():
+            if ends[name] != (wanted := section.offset + section.bytes):
+                raise PackError(self.path / name, f"has {ends[name]} bytes, wanted {wanted}", section=section.name)
 
     def _check_dense(self) -> None:
         manifest_file, dense_file = self.path / FILE_NAME, self.path / DENSE_FILE

@@ -26,7 +26,7 @@ from coordinator.lane_options import LaneOptions
 from coordinator.logs import configure_logging
 from coordinator.pack_facts import read_facts
 from coordinator.solo import solo
-from coordinator.text.renderer import ChatMessage
+from coordinator.text.conversation import ChatMessage, Conversation, Thinking
 from laneproto.v1 import serve_pb2
 
 
@@ -123,7 +123,8 @@ async def _ask_pack(
         if chat:
             serving = lane.serving
             ids = await serving.text.encode_chat(
-                [ChatMessage("user", request.text)], context_tokens=serving.model().context_tokens
+                Conversation([ChatMessage("user", request.text)], thinking=Thinking(on=False)),
+                context_tokens=serving.model().context_tokens,
             )
             request.token_ids.ids.extend(ids)
             request.stop_ids.extend(serving.text.chat_end_ids())

@@ -16,7 +16,11 @@ import structlog
 from aiohttp import hdrs, web
 
 from coordinator import limits
-from coordinator.doors.completions import QUEUED_KEY, Completions
+from coordinator.apis.json_body import parse_json
+from coordinator.apis.openai.answers import error_body, model_card
+from coordinator.doors.answering import QUEUED_KEY, respond
+from coordinator.doors.caller import parse_caller
+from coordinator.doors.endpoints import ENDPOINTS
 from coordinator.doors.sse import dump
 from coordinator.errors import (
     BadRequest,
@@ -28,18 +32,12 @@ from coordinator.errors import (
     MethodNotAllowed,
     RouteNotFound,
 )
-from coordinator.openai import parse_chat, parse_completion, parse_json
-from coordinator.openai_answers import error_body, model_card
-from coordinator.request import check_session
 from coordinator.serving import Serving
 
-# The first of these that is there is the session. The first name is ours, the others are what agents send anyway.
-SESSION_HEADERS = ("x-session-id", "x-session-affinity", "session-id", "x-claude-code-session-id")
 REQUEST_ID_HEADER = "x-request-id"
 CLIENT_REQUEST_ID_HEADER = "x-client-request-id"
 
 _REQUEST_ID_KEY: web.RequestKey[str] = web.RequestKey("request_id", str)
-_ANSWERS = frozenset({"/v1/completions", "/v1/chat/completions"})
 _CLIENT_REQUEST_ID = re.compile(rf"[A-Za-z0-9._:/+=-]{{1,{limits.CLIENT_REQUEST_ID_CHARS}}}")
 
 _log = structlog.get_logger("http")
@@ -55,8 +53,8 @@ def build_app(serving: Serving, *, started: int) -> web.Application:
     app.router.add_get("/healthz", door.healthz)
     app.router.add_get("/v1/models", door.models)
     app.router.add_get("/v1/models/{name:.+}", door.model)
-    app.router.add_post("/v1/completions", door.completions)
-    app.router.add_post("/v1/chat/completions", door.chat)
+    for path in ENDPOINTS:
+        app.router.add_post(path, door.answer)
     return app
 
 
@@ -64,7 +62,6 @@ class _Door:
     def __init__(self, serving: Serving, started: int) -> None:
         self._serving = serving
         self._started = started
-        self._completions = Completions(serving)
 
     @web.middleware
     async def around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -87,7 +84,7 @@ class _Door:
 
     def _refused(self, request: web.Request, error: CoordinatorError) -> web.Response:
         """The answer to an error; a request for an answer that never got as far as the queue is recorded here."""
-        if request.method == hdrs.METH_POST and request.path in _ANSWERS and not request.get(QUEUED_KEY):
+        if request.method == hdrs.METH_POST and request.path in ENDPOINTS and not request.get(QUEUED_KEY):
             self._serving.recorder.request("http", error.code)
         return _error_response(error)
 
@@ -106,19 +103,13 @@ class _Door:
         self._serving.check_model(request.match_info["name"])
         return _json(self._card())
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        """POST /v1/completions."""
-        body = await self._read(request, lambda data: parse_completion(parse_json(data)))
-        return await self._completions.complete(
-            body, request, request[_REQUEST_ID_KEY], _session(request), _id_headers(request)
-        )
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        """POST /v1/chat/completions."""
-        body = await self._read(request, lambda data: parse_chat(parse_json(data)))
-        return await self._completions.chat(
-            body, request, request[_REQUEST_ID_KEY], _session(request), _id_headers(request)
-        )
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """POST to one of the `ENDPOINTS`."""
+        endpoint = ENDPOINTS[request.path]
+        caller = parse_caller(request.headers, request[_REQUEST_ID_KEY])
+        asked = await self._read(request, lambda data: endpoint.parse(parse_json(data)))
+        answering = await endpoint.begin(self._serving, asked, caller)
+        return await respond(answering.turn, answering.writer, request, _id_headers(request), stream=answering.stream)
 
     def _card(self) -> dict[str, Any]:
         model = self._serving.model()
@@ -164,14 +155,6 @@ def _typed(found: web.HTTPException) -> CoordinatorError:
             return BodyTooLarge(f"a body has at most {limits.BODY_BYTES} bytes")
         case _:
             return BadRequest("the request could not be read")
-
-
-def _session(request: web.Request) -> str | None:
-    for name in SESSION_HEADERS:
-        value = request.headers.get(name)
-        if value:
-            return check_session(value, name)
-    return None
 
 
 def _id_headers(request: web.Request) -> dict[str, str]:

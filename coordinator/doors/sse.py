@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from coordinator import limits
+from coordinator.apis.writer import Event
 from coordinator.errors import SlowReader
 
 
@@ -37,17 +38,18 @@ class EventStream:
             await self._response.prepare(self._request)
         return self._response
 
-    async def data(self, value: dict[str, Any]) -> None:
+    async def send(self, event: Event) -> None:
         """One event."""
-        await self._write(f"data: {dump(value)}\n\n".encode())
+        name = f"event: {event.name}\n" if event.name else ""
+        data = event.data if isinstance(event.data, str) else dump(event.data)
+        await self._write(f"{name}data: {data}\n\n".encode())
 
-    async def comment(self) -> None:
+    async def ping(self, event: Event | None) -> None:
         """Nothing, so that nobody in between takes the connection for dead."""
-        await self._write(b": keep-alive\n\n")
-
-    async def done(self) -> None:
-        """The event that ends an answer."""
-        await self._write(b"data: [DONE]\n\n")
+        if event is None:
+            await self._write(b": keep-alive\n\n")
+        else:
+            await self.send(event)
 
     async def _write(self, data: bytes) -> None:
         response = await self.begin()

@@ -13,8 +13,20 @@ from typing import TypeVar
 
 from coordinator import limits
 from coordinator.errors import ContextLengthExceeded, TokenizerMissing
+from coordinator.text.answer_parser import AnswerParser
+from coordinator.text.chat_format import ChatFormat
+from coordinator.text.conversation import Conversation
 from coordinator.text.detokenizer import Detokenizer
-from coordinator.text.renderer import IM_END, IM_START, ChatMessage, Marker, PlainText, Segment, SpecialToken, render
+from coordinator.text.renderer import (
+    IM_END,
+    IM_START,
+    Marker,
+    PlainText,
+    Segment,
+    SpecialToken,
+    opens_reasoning,
+    render,
+)
 from coordinator.text.tokenizer import Tokenizer, TooManyTokens
 
 _T = TypeVar("_T")
@@ -23,8 +35,9 @@ _T = TypeVar("_T")
 class TextDesk:
     """One tokenizer and a few threads. Without a tokenizer, only token ids can be asked and answered."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, chat_format: ChatFormat | None = None) -> None:
         self.tokenizer = tokenizer
+        self.chat_format = chat_format or ChatFormat()
         self._threads = ThreadPoolExecutor(limits.TEXT_THREADS, thread_name_prefix="text")
 
     def close(self) -> None:
@@ -35,9 +48,18 @@ class TextDesk:
         """A plain prompt."""
         return await self._encode([PlainText(text)], context_tokens, param="prompt")
 
-    async def encode_chat(self, messages: Sequence[ChatMessage], *, context_tokens: int) -> list[int]:
+    async def encode_chat(self, conversation: Conversation, *, context_tokens: int) -> list[int]:
         """A conversation and the beginning of the answer."""
-        return await self._encode(list(render(messages)), context_tokens, param="messages")
+        segments = list(render(conversation, self.chat_format))
+        return await self._encode(segments, context_tokens, param="messages")
+
+    def parser(self, conversation: Conversation, *, calls: bool) -> AnswerParser:
+        """For one answer; without `calls`, what looks like a call is text."""
+        return AnswerParser(
+            {tool.name: tool for tool in conversation.tools} if calls and conversation.tools else None,
+            in_reasoning=opens_reasoning(conversation, self.chat_format),
+            thinks=self.chat_format.thinks,
+        )
 
     def chat_end_ids(self) -> tuple[int, ...]:
         """What ends an assistant's turn, beside the model's own end ids."""
@@ -77,7 +99,7 @@ class TextDesk:
         size = sum(len(segment.text) for segment in segments if isinstance(segment, PlainText))
         if size > context_tokens * tokenizer.longest_token_bytes:  # each character is at least a byte
             raise ContextLengthExceeded(
-                f"a text of {size} characters cannot fit the context of {context_tokens} tokens", param=param
+                f"{size} characters, which are more tokens", context_tokens=context_tokens, param=param
             )
         try:
             return await self.off_loop(
@@ -85,7 +107,7 @@ class TextDesk:
             )
         except TooManyTokens:
             raise ContextLengthExceeded(
-                f"the prompt has over {context_tokens} tokens, more than the context", param=param
+                f"over {context_tokens} tokens", context_tokens=context_tokens, param=param
             ) from None
 
 

@@ -215,7 +215,7 @@ async def test_models_and_health(tmp_path: Path) -> None:
         (COMPLETIONS, {"prompt": "x", "model": "gpt"}, "model_not_found", "model"),
         (CHAT, {"messages": []}, "invalid_request", "messages"),
         (CHAT, {"messages": HELLO, "max_completion_tokens": -3}, "out_of_range", "max_completion_tokens"),
-        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "unsupported", "tools"),
+        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "invalid_request", "tools.0.function"),
         (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "unsupported", "response_format"),
         (CHAT, {"messages": [{"role": "user", "content": "w " * 64}]}, "context_length_exceeded", "messages"),
         (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "out_of_range", "top_logprobs"),

@@ -69,4 +69,8 @@ def _loose(body: dict) -> manifests.Manifest:
     values = dict(body)
     values["experts"] = manifests.ExpertsInfo(**body["experts"])
     values["sections"] = tuple(manifests.Section(**s) for s in body["sections"])
+    values["ngram"] = tuple(
+        manifests.NgramInfo(**{name: tuple(v) if isinstance(v, list) else v for name, v in table.items()})
+        for table in body["ngram"]
+    )
     return manifests.Manifest(**values)

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import functools
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -22,8 +23,10 @@ from coordinator import limits
 from coordinator.config import Address
 from coordinator.frontdoor import Doors, start_doors
 from coordinator.stats import Recorder
+from coordinator.text.tokenizer import Tokenizer
 from laneproto.v1 import serve_pb2, serve_pb2_grpc
 from tests.fakes.lane import FakeLane, Script
+from tests.fakes.qwen_template import TEMPLATE
 from tests.fakes.roster import FakeRoster
 
 VOCAB_SIZE = 384
@@ -129,3 +132,29 @@ async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+@functools.cache
+def thinking_dir() -> Path:
+    """The same tokenizer with the chat template of a model that thinks; made once per process."""
+    directory = Path(tempfile.mkdtemp(prefix="expressway-thinking-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    write_tokenizer(directory, VOCAB_SIZE)
+    file = directory / "tokenizer.json"
+    spec = json.loads(file.read_text())
+    for token in spec["added_tokens"]:
+        token["special"] = token["special"] and "think" not in token["content"]  # as released tokenizers have it
+    file.write_text(json.dumps(spec))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+def spelt(text: str) -> tuple[int, ...]:
+    """The tokens of an answer that a lane is to make up; markers of reasoning are their own tokens."""
+    tokenizer = Tokenizer.load(tokenizer_dir())
+    assert tokenizer is not None
+    ids: list[int] = []
+    for piece in re.split("(</?think>|<[|]im_end[|]>)", text):
+        special = tokenizer.special(piece)
+        ids += tokenizer.encode(piece) if special is None else [special]
+    return tuple(ids)

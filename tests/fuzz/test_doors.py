@@ -13,7 +13,9 @@ import pytest
 from hypothesis import strategies as st
 
 from coordinator.errors import CoordinatorError
-from coordinator.text.renderer import ChatMessage, Marker, PlainText, SpecialToken, render
+from coordinator.text.chat_format import ChatFormat
+from coordinator.text.conversation import ChatMessage, Conversation
+from coordinator.text.renderer import Marker, PlainText, SpecialToken, render
 from coordinator.text.tokenizer import Tokenizer
 from laneproto.v1 import serve_pb2
 from tests.fakes.doors import open_doors, tokenizer_dir
@@ -194,7 +196,7 @@ def test_renderer():
     conversations = st.lists(st.builds(ChatMessage, roles, texts), min_size=1, max_size=5)
 
     def check(messages):
-        segments = list(render(messages))
+        segments = list(render(Conversation(messages), ChatFormat()))
         specials = 0
         for segment in segments:
             match segment:

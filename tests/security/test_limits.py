@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from coordinator import limits as door
+from coordinator.apis.json_body import parse_json
+from coordinator.apis.openai.chat import parse_chat
 from coordinator.errors import CoordinatorError
 from coordinator.generation_config import GenerationConfig
 from coordinator.lane_view import ModelView
-from coordinator.openai import parse_chat, parse_json
 from coordinator.queue import RequestQueue
 from coordinator.request import Draft, check
 from coordinator.sampling import Defaults, Wanted
@@ -63,6 +64,13 @@ def started(*options):
     return lane_config.parse([*least, *options], {}, frozenset({0}))
 
 
+HELLO = {"role": "user", "content": "hello"}
+
+
+def tool(name):
+    return {"type": "function", "function": {"name": name}}
+
+
 def no_ids_left(found):
     if not found.end_ids:
         raise CoordinatorError("ignored")
@@ -95,6 +103,8 @@ def refuse(reason):
 
 AT = {
     "coordinator.JSON_DEPTH": lambda n: parse_json(json.dumps({"a": nested(n - 1)}).encode()),
+    "coordinator.TOOLS": lambda n: parse_chat({"messages": [HELLO], "tools": [tool(f"f{k}") for k in range(n)]}),
+    "coordinator.TOOL_NAME_CHARS": lambda n: parse_chat({"messages": [HELLO], "tools": [tool("x" * n)]}),
     "coordinator.MESSAGES": lambda n: parse_chat({"messages": [{"role": "user", "content": ""}] * n}),
     "coordinator.STOPS": lambda n: asked(stops=["x"] * n),
     "coordinator.STOP_BYTES": lambda n: asked(stops=["é" * (n // 2) + "x" * (n % 2)]),
@@ -269,6 +279,7 @@ ELSEWHERE = {
     "coordinator.GENERATION_CONFIG_BYTES": "unit/test_generation_config.py::test_size_at_the_limit",
     "coordinator.CLIENT_REQUEST_ID_CHARS":
         "contract/test_door_http.py::test_ids_are_the_servers_and_the_clients_is_only_echoed",
+    "coordinator.CHAT_TEMPLATE_BYTES": "unit/test_chat_format.py::test_a_file_over_the_limit_is_not_read",
     "coordinator.TOKENIZER_FILE_BYTES": "unit/test_tokenizer.py::test_a_file_over_the_limit_is_not_read",
     "coordinator.TOKENIZER_IDS": "unit/test_tokenizer.py::test_the_greatest_id",
     "coordinator.AFFINITY_SESSIONS": "unit/test_affinity.py::test_forgets_the_least_recently_used_at_the_bound",

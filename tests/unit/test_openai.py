@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import limits
+from coordinator.apis.json_body import parse_json
+from coordinator.apis.openai.bodies import parse_completion
+from coordinator.apis.openai.chat import parse_chat
 from coordinator.errors import BadRequest, CoordinatorError, OutOfRange, Unsupported
-from coordinator.openai import parse_chat, parse_completion, parse_json
 from coordinator.sampling import Wanted
-from coordinator.text.renderer import ChatMessage
+from coordinator.text.conversation import ChatMessage, Thinking, ToolCall
 
 HELLO = {"role": "user", "content": "hello"}
 
@@ -88,8 +90,9 @@ _fields = st.sampled_from(
 def test_any_object_is_parsed_or_refused_with_a_field(value: dict[str, Any], is_chat: bool) -> None:
     try:
         body = parse_chat(value) if is_chat else parse_completion(value)
-        body.conversation() if is_chat else body.one_prompt()
-        body.wanted()
+        if not is_chat:
+            body.one_prompt()
+            body.wanted()
     except CoordinatorError as error:
         refusal = error
     else:
@@ -142,9 +145,9 @@ def test_wrong_types_are_named(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2), ("n", 0), ("tools", [{}]), ("tool_choice", "required"), ("functions", [{}]),
+        ("n", 2), ("n", 0), ("functions", [{}]),
         ("response_format", {"type": "json_object"}), ("best_of", 2), ("modalities", ["audio"]), ("audio", {}),
-        ("chat_template", "x"), ("chat_template_kwargs", {"a": 1}), ("continue_final_message", True),
+        ("chat_template", "x"), ("continue_final_message", True),
         ("add_generation_prompt", False), ("guided_json", {}), ("use_beam_search", True),
     ],
 )  # fmt: skip
@@ -211,7 +214,7 @@ def test_a_missing_prompt_and_no_messages() -> None:
     with pytest.raises(BadRequest, match="is required"):
         parse_chat({})
     with pytest.raises(BadRequest, match="at least one"):
-        chat(messages=[]).conversation()
+        chat(messages=[])
 
 
 def test_how_tokens_are_to_be_drawn() -> None:
@@ -219,33 +222,37 @@ def test_how_tokens_are_to_be_drawn() -> None:
         "temperature": 0.5, "top_k": -1, "top_p": 0.75, "min_p": 0.1, "seed": -5, "repetition_penalty": 1.1,
         "presence_penalty": 1, "frequency_penalty": -1.5, "min_tokens": 3,
     }  # fmt: skip
-    for body in (chat(**said, logit_bias={"50256": -100, "0": 1.5}), completion(**said, logit_bias={"0": 1.5})):
-        wanted = body.wanted()
+    for wanted in (
+        chat(**said, logit_bias={"50256": -100, "0": 1.5}).wanted, completion(**said, logit_bias={"0": 1.5}).wanted(),
+    ):  # fmt: skip
         assert {name: getattr(wanted, name) for name in said} == said
         assert wanted.logit_bias[0] == 1.5
-    assert chat().wanted() == completion().wanted() == Wanted()
-    assert chat(logit_bias=None, ignore_eos=None).wanted() == Wanted()
+    assert chat().wanted == completion().wanted() == Wanted()
+    assert chat(logit_bias=None, ignore_eos=None).wanted == Wanted()
 
 
 @pytest.mark.parametrize("key", ["", "a", "05", "+5", "-5", "5.0", " 5", "5\n", "٥", "12345678901", "0x1"])
 def test_keys_of_biases_have_one_spelling(key: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        chat(logit_bias={key: 1}).wanted()
+        chat(logit_bias={key: 1})
     assert caught.value.param == "logit_bias"
 
 
 def test_the_number_of_biases_is_looked_at_first() -> None:
-    assert len(chat(logit_bias={str(n): 1 for n in range(limits.LOGIT_BIASES)}).wanted().logit_bias) == 300
+    assert len(chat(logit_bias={str(n): 1 for n in range(limits.LOGIT_BIASES)}).wanted.logit_bias) == 300
     with pytest.raises(OutOfRange) as caught:
         chat(logit_bias={str(n): "wrong" for n in range(limits.LOGIT_BIASES + 1)})
     assert caught.value.param == "logit_bias"
 
 
 def test_the_newer_name_of_max_tokens_wins() -> None:
-    for parse in (chat, completion):
-        assert parse(max_tokens=5).most_tokens == (5, "max_tokens")
-        assert parse(max_tokens=5, max_completion_tokens=7).most_tokens == (7, "max_completion_tokens")
-        assert parse().most_tokens == (None, "max_tokens")
+    def most(ask: Any) -> tuple[int | None, str]:
+        return ask.max_tokens, ask.max_tokens_param
+
+    assert completion(max_tokens=5).most_tokens == most(chat(max_tokens=5)) == (5, "max_tokens")
+    newer = {"max_tokens": 5, "max_completion_tokens": 7}
+    assert completion(**newer).most_tokens == most(chat(**newer)) == (7, "max_completion_tokens")
+    assert completion().most_tokens == most(chat()) == (None, "max_tokens")
 
 
 def test_turns() -> None:
@@ -257,7 +264,7 @@ def test_turns() -> None:
             {"role": "tool", "content": "7", "tool_call_id": "t"},
         ]
     )
-    assert body.conversation() == [
+    assert body.conversation.messages == [
         ChatMessage("system", "be brief"),
         ChatMessage("user", "ab"),
         ChatMessage("assistant", "c"),
@@ -272,25 +279,25 @@ def test_turns() -> None:
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]},
             "messages.0.content.0.type",
         ),
-        ({"role": "assistant", "content": None, "tool_calls": [{}]}, "messages.0.tool_calls"),
+        ({"role": "assistant", "content": None, "tool_calls": [{}]}, "messages.0.tool_calls.0.function"),
         ({"role": "user"}, "messages.0.content"),
     ],
 )
 def test_turns_that_cannot_be_served(message: dict[str, Any], param: str) -> None:
     with pytest.raises((Unsupported, BadRequest)) as caught:
-        chat(messages=[message]).conversation()
+        chat(messages=[message])
     assert caught.value.param == param
 
 
 def test_the_number_of_messages() -> None:
-    assert len(chat(messages=[HELLO] * limits.MESSAGES).conversation()) == limits.MESSAGES
+    assert len(chat(messages=[HELLO] * limits.MESSAGES).conversation.messages) == limits.MESSAGES
     with pytest.raises(OutOfRange):
         chat(messages=[HELLO] * (limits.MESSAGES + 1))
 
 
 def test_alternatives_need_log_probabilities() -> None:
     with pytest.raises(BadRequest) as caught:
-        chat(top_logprobs=3).conversation()
+        chat(top_logprobs=3)
     assert caught.value.param == "top_logprobs"
 
 
@@ -309,3 +316,58 @@ def test_millions_of_mistakes_cost_one_error() -> None:
     with pytest.raises(BadRequest) as caught:
         completion(prompt=[None] * 100_000)
     assert caught.value.param == "prompt.0"
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+
+
+def test_tools_and_calls() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
+    asked = chat(
+        tools=[TOOL],
+        messages=[
+            HELLO,
+            {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
+            {"role": "tool", "content": "7", "tool_call_id": "c1"},
+        ],
+    )
+    assert [tool.declared for tool in asked.conversation.tools] == [TOOL]
+    assert asked.conversation.messages[1] == ChatMessage("assistant", "", "hm", (ToolCall("f", {"a": [1]}),))
+    assert asked.parallel
+    assert not chat(parallel_tool_calls=False).parallel
+    assert chat(tools=[TOOL], tool_choice="none").conversation.tools == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{}]}, "tools.0.type"),
+        ({"tools": [{"type": "web"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.0.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a>b"}}]}, "tools.0.name"),
+        ({"tools": [TOOL] * (limits.TOOLS + 1)}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"reasoning_effort": "x"}}, "chat_template_kwargs.reasoning_effort"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [
+            {"function": {"name": "f", "arguments": "{}"}}]}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]},
+         "messages.0.tool_calls.0.function.arguments"),
+    ],
+)  # fmt: skip
+def test_tools_that_cannot_be_served(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises((Unsupported, BadRequest, OutOfRange)) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+
+
+def test_how_much_to_think() -> None:
+    assert chat().conversation.thinking == Thinking()
+    assert chat(reasoning_effort="none").conversation.thinking == Thinking(on=False)
+    assert chat(reasoning_effort="high").conversation.thinking == Thinking(effort="xhigh")
+    options = {"enable_thinking": False, "preserve_thinking": False, "reasoning_effort": "low"}
+    assert chat(chat_template_kwargs=options).conversation.thinking == Thinking(False, "low", False)

@@ -5,9 +5,11 @@ import json
 import pytest
 
 from coordinator.answer import AnswerToken, Final, Piece
+from coordinator.apis.logprobs import LogprobFeed
+from coordinator.apis.openai.answers import CompletionWriter, error_body
+from coordinator.chat import Turn, TurnEnd
 from coordinator.doors.sse import dump
 from coordinator.errors import ContextLengthExceeded, LaneLost, QueueFull
-from coordinator.openai_answers import LogprobFeed, Shape, error_body
 from coordinator.text.desk import TextDesk
 from coordinator.text.tokenizer import Tokenizer
 from laneproto.v1 import lane_pb2
@@ -35,13 +37,15 @@ FINAL = Final(
 )
 
 
+def whole(desk, chat, text, tokens):
+    writer = CompletionWriter(chat, "id1", "m", 12, 7, desk, logprobs=tokens is not None)
+    return writer.whole(Turn(content=text, tokens=tokens or []), TurnEnd(FINAL, called=False))
+
+
 def test_errors_have_openais_shape() -> None:
-    assert error_body(ContextLengthExceeded("too long", param="prompt")) == {
-        "error": {
-            "message": "too long", "type": "invalid_request_error", "param": "prompt",
-            "code": "context_length_exceeded",
-        }
-    }  # fmt: skip
+    error = error_body(ContextLengthExceeded("9 tokens", context_tokens=8, param="prompt"))["error"]
+    assert "maximum context length is 8 tokens" in error.pop("message")
+    assert error == {"type": "invalid_request_error", "param": "prompt", "code": "context_length_exceeded"}
     assert error_body(QueueFull("full"))["error"]["type"] == "server_error"
     assert error_body(LaneLost("lost"))["error"] == {
         "message": "lost", "type": "server_error", "param": None, "code": "lane_lost",
@@ -49,7 +53,7 @@ def test_errors_have_openais_shape() -> None:
 
 
 def test_a_whole_chat_answer(desk: TextDesk) -> None:
-    body = Shape(True, "id1", "m", 12, 7, desk).whole("hi", [token(65, 0)], FINAL)
+    body = whole(desk, True, "hi", [token(65, 0)])
     assert body["object"] == "chat.completion"
     assert body["id"] == "chatcmpl-id1"
     choice = body["choices"][0]
@@ -69,19 +73,19 @@ def test_a_whole_chat_answer(desk: TextDesk) -> None:
 
 
 def test_a_whole_completion(desk: TextDesk) -> None:
-    body = Shape(False, "id1", "m", 12, 7, desk).whole("hi", [token(65, 0), token(66, 1)], FINAL)
+    body = whole(desk, False, "hi", [token(65, 0), token(66, 1)])
     assert (body["object"], body["id"], body["choices"][0]["text"]) == ("text_completion", "cmpl-id1", "hi")
     logprobs = body["choices"][0]["logprobs"]
     assert logprobs["text_offset"] == [0, 1]
     assert logprobs["tokens"] == [desk.token_text(65), desk.token_text(66)]
     assert logprobs["token_logprobs"] == [-0.25, -0.25]
     assert logprobs["top_logprobs"][0] == {desk.token_text(65): -0.25, desk.token_text(66): -3}
-    assert Shape(False, "i", "m", 1, 7, desk).whole("", None, FINAL)["choices"][0]["logprobs"] is None
+    assert whole(desk, False, "", None)["choices"][0]["logprobs"] is None
 
 
 def test_an_impossible_token_is_still_json(desk: TextDesk) -> None:
     for logprob in (float("-inf"), float("nan")):
-        body = Shape(True, "id1", "m", 12, 7, desk).whole("", [token(65, 0, logprob)], FINAL)
+        body = whole(desk, True, "", [token(65, 0, logprob)])
         assert json.loads(dump(body))["choices"][0]["logprobs"]["content"][0]["logprob"] == -9999.0
 
 

@@ -55,6 +55,16 @@ def whole(change):
     return spoil
 
 
+def append(name):
+    """One byte behind the last section."""
+
+    def spoil(path):
+        with open(path / name, "ab") as file:
+            file.write(b"\0")
+
+    return spoil
+
+
 def packed_body(data):
     """A manifest whose body is these bytes, with the right digest."""
     return whole(lambda v: v.update(body=data, sha256=hashlib.sha256(data).digest()))
@@ -141,6 +151,10 @@ CASES = {
         lambda p: edit_manifest(p, lambda b: b["sections"][0].update(sha256=bytes(32)), sign=False), MANIFEST,
         ["fingerprint"],
     ),
+    "n-gram constants changed, fingerprint not": (
+        lambda p: edit_manifest(p, lambda b: b["ngram"][0]["multipliers"].__setitem__(0, 9), sign=False), MANIFEST,
+        ["fingerprint"],
+    ),
     "format unknown": (experts(format="q3"), MANIFEST, ["experts.format 'q3'"]),
     "format that does not fit": (experts(format="q4g64"), MANIFEST, ["not a multiple of q4g64's group"]),
     "record size of another layout": (experts(record_bytes=8192), MANIFEST, ["the layout needs 4096"]),
@@ -185,15 +199,12 @@ CASES = {
     "experts cut to nothing": (lambda p: os.truncate(p / EXPERTS, 0), EXPERTS, ["section 'experts.0'", "truncated"]),
     "n-grams cut": (cut(NGRAM, 4096), NGRAM, ["section 'ngram.1.0'", "truncated"]),
     "n-grams linked elsewhere": (link, NGRAM, ["cannot be opened"]),
+    "experts with more": (append(EXPERTS), EXPERTS, ["section 'experts.4'", "wanted"]),
+    "n-grams with more": (append(NGRAM), NGRAM, ["section 'ngram.1.0'", "wanted"]),
     "tokenizer cut": (cut("tokenizer.json"), "tokenizer.json", ["section 'file.tokenizer.json'", "truncated"]),
-    "tokenizer with more": (
-        lambda p: (p / "tokenizer.json").write_bytes((p / "tokenizer.json").read_bytes() + b" "), "tokenizer.json",
-        ["section 'file.tokenizer.json'", "wanted"],
-    ),
+    "tokenizer with more": (append("tokenizer.json"), "tokenizer.json", ["section 'file.tokenizer.json'", "wanted"]),
     "dense cut": (cut(DENSE), DENSE, ["section 'dense'", "truncated"]),
-    "dense with more": (
-        lambda p: (p / DENSE).write_bytes((p / DENSE).read_bytes() + b"\0"), DENSE, ["section 'dense'", "wanted"],
-    ),
+    "dense with more": (append(DENSE), DENSE, ["section 'dense'", "wanted"]),
     "dense tensor renamed": (dense(lambda h: h.__setitem__("a", h.pop(EMBED))), DENSE, [EMBED, "is missing"]),
     "dense tensor of another dtype": (dense(lambda h: h[EMBED].update(dtype="F16")), DENSE, [EMBED, "dtype F16"]),
     "dense tensor transposed": (dense(lambda h: h[EMBED].update(shape=[64, 300])), DENSE, [EMBED, "[64, 300]"]),

@@ -6,14 +6,18 @@ are their log-probabilities; tokens of a stop string are in neither.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from google.protobuf import json_format
 
-from coordinator.answer import AnswerToken, Final, Piece
+from coordinator.answer import AnswerToken, Final
+from coordinator.apis.writer import Event
+from coordinator.chat import Called, Said, Turn, TurnEnd
 from coordinator.errors import CoordinatorError
+from coordinator.text.answer_parser import Content, Reasoning
 from coordinator.text.desk import TextDesk
 from laneproto.v1 import lane_pb2
 
@@ -29,9 +33,9 @@ def error_body(error: CoordinatorError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What is the same in all chunks of one answer."""
+@dataclass(slots=True)
+class CompletionWriter:
+    """Both completion endpoints: answers in one body or as chunks."""
 
     chat: bool
     request_id: str
@@ -39,38 +43,70 @@ class Shape:
     created: int  # seconds since 1970
     seed: int
     text: TextDesk
+    logprobs: bool = False
+    include_usage: bool = False
+    _opened: bool = False
 
-    def whole(self, text: str, tokens: Sequence[AnswerToken] | None, final: Final) -> dict[str, Any]:
-        """The answer in one body; `tokens` only when log-probabilities were asked for."""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": _REASONS.get(final.reason, "stop")}
+    def whole(self, turn: Turn, end: TurnEnd) -> dict[str, Any]:
+        """The answer in one body."""
+        choice: dict[str, Any] = {"index": 0, "finish_reason": _reason(end)}
         if self.chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            choice["message"] = _message(turn)
         else:
-            choice["text"] = text
-        choice["logprobs"] = None if tokens is None else self._logprobs(tokens)
+            choice["text"] = turn.content
+        choice["logprobs"] = self._logprobs(turn.tokens) if self.logprobs else None
         return {
             **self._head("chat.completion" if self.chat else "text_completion"),
             "choices": [choice],
-            "usage": _usage(final.usage),
-            "expressway": self._expressway(final),
+            "usage": usage_body(end.final.usage),
+            "expressway": self._expressway(end.final),
         }
 
-    def opening(self) -> dict[str, Any] | None:
-        """The chunk before the first token: the role, in a chat."""
-        return self._chunk({"role": "assistant", "content": ""}, None, None) if self.chat else None
+    def begin(self) -> Iterable[Event]:
+        """Nothing: the role comes with the first text."""
+        return ()
 
-    def piece(self, text: str, tokens: Sequence[AnswerToken] | None) -> dict[str, Any]:
-        """Some more of the answer."""
-        return self._chunk({"content": text} if self.chat else text, tokens, None)
+    def said(self, said: Said) -> Iterable[Event]:
+        """A chunk for each part; the tokens go with the first."""
+        deltas = [self._delta(part) for part in said.parts]
+        if self.logprobs and said.tokens and not deltas:
+            deltas.append({"content": ""} if self.chat else "")
+        tokens = said.tokens if self.logprobs else ()
+        for delta in deltas:
+            yield from self._opening()
+            yield Event(self._chunk(delta, tokens, None))
+            tokens = ()
 
-    def closing(self, tokens: Sequence[AnswerToken] | None, final: Final) -> dict[str, Any]:
-        """The chunk with the reason of the end, and what the lane counted."""
-        chunk = self._chunk({} if self.chat else "", tokens, _REASONS.get(final.reason, "stop"))
-        return {**chunk, "expressway": self._expressway(final)}
+    def end(self, end: TurnEnd) -> Iterable[Event]:
+        """The chunk with the reason of the end and what the lane counted, and that of usage if it was asked for."""
+        yield from self._opening()
+        chunk = self._chunk({} if self.chat else "", (), _reason(end))
+        yield Event({**chunk, "expressway": self._expressway(end.final)})
+        if self.include_usage:
+            yield Event({**self._head(self._chunk_kind()), "choices": [], "usage": usage_body(end.final.usage)})
+        yield Event("[DONE]")
 
-    def usage(self, final: Final) -> dict[str, Any]:
-        """The chunk of usage, after the end."""
-        return {**self._head(self._chunk_kind()), "choices": [], "usage": _usage(final.usage)}
+    def failed(self, error: CoordinatorError) -> Iterable[Event]:
+        """One error event."""
+        yield Event(error_body(error))
+
+    def ping(self) -> Event | None:
+        """A comment will do."""
+        return None
+
+    def _opening(self) -> Iterable[Event]:
+        if self.chat and not self._opened:
+            yield Event(self._chunk({"role": "assistant", "content": ""}, (), None))
+        self._opened = True
+
+    def _delta(self, part: Reasoning | Content | Called) -> Any:
+        match part:
+            case Reasoning(text):
+                return {"reasoning_content": text}
+            case Content(text):
+                return {"content": text} if self.chat else text
+            case Called():
+                return {"tool_calls": [{"index": part.index, **_call(part)}]}
 
     def _chunk_kind(self) -> str:
         return "chat.completion.chunk" if self.chat else "text_completion"
@@ -83,7 +119,7 @@ class Shape:
             "model": self.model,
         }
 
-    def _chunk(self, delta: Any, tokens: Sequence[AnswerToken] | None, reason: str | None) -> dict[str, Any]:
+    def _chunk(self, delta: Any, tokens: Sequence[AnswerToken], reason: str | None) -> dict[str, Any]:
         body = "delta" if self.chat else "text"
         choice = {
             "index": 0,
@@ -134,34 +170,33 @@ class Shape:
         }
 
 
-class LogprobFeed:
-    """Releases tokens together with their text, so that those of a stop string, whose text never comes, are dropped."""
-
-    def __init__(self) -> None:
-        self._held: list[AnswerToken] = []
-        self._shown = 0  # characters
-
-    def feed(self, piece: Piece) -> list[AnswerToken]:
-        """The tokens whose text begins in what has been shown."""
-        self._held += (known for known in piece.tokens if not known.is_stop)
-        self._shown += len(piece.text)
-        count = next((n for n, known in enumerate(self._held) if known.start >= self._shown), len(self._held))
-        released, self._held = self._held[:count], self._held[count:]
-        return released
-
-    def flush(self, final: Final) -> list[AnswerToken]:
-        """What is left at the end: tokens without text, or of a stop string."""
-        released, self._held = self._held, []
-        return [] if final.stopped_by_text else released
-
-
 def model_card(name: str, created: int, context_tokens: int) -> dict[str, Any]:
     """One entry of /v1/models."""
     kind: Literal["model"] = "model"
     return {"id": name, "object": kind, "created": created, "owned_by": "expressway", "max_model_len": context_tokens}
 
 
-def _usage(usage: lane_pb2.Usage) -> dict[str, Any]:
+def _reason(end: TurnEnd) -> str:
+    return "tool_calls" if end.called else _REASONS.get(end.final.reason, "stop")
+
+
+def _message(turn: Turn) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": turn.content, "refusal": None}
+    if turn.reasoning:
+        message["reasoning_content"] = turn.reasoning
+    if turn.calls:
+        message["tool_calls"] = [_call(called) for called in turn.calls]
+        message["content"] = turn.content or None
+    return message
+
+
+def _call(called: Called) -> dict[str, Any]:
+    function = {"name": called.call.name, "arguments": json.dumps(called.call.arguments, ensure_ascii=False)}
+    return {"id": f"call_{called.id}", "type": "function", "function": function}
+
+
+def usage_body(usage: lane_pb2.Usage) -> dict[str, Any]:
+    """Usage in OpenAI's older shape."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

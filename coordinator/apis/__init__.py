@@ -1,0 +1,1 @@
+"""The APIs that clients speak: bodies in, bodies and events out, as plain data. No HTTP, no lanes."""

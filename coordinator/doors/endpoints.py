@@ -1,0 +1,102 @@
+"""The routes that answer: of each, how its body is read and in which format the answer is sent.
+
+Not here: HTTP (http), what bodies and answers look like (the APIs). Invariant: errors have the shape of their API.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator import limits
+from coordinator.apis.ask import ChatAsk
+from coordinator.apis.openai.answers import CompletionWriter
+from coordinator.apis.openai.bodies import CompletionBody, parse_completion
+from coordinator.apis.openai.chat import parse_chat
+from coordinator.apis.writer import Writer
+from coordinator.chat import TurnReader, begin_turn, read_text
+from coordinator.request import Draft
+from coordinator.serving import Caller, Serving
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """An answer under way, and how it is to be sent."""
+
+    turn: TurnReader
+    writer: Writer
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One route: `parse` may run in a thread, `begin` submits."""
+
+    parse: Callable[[dict[str, Any]], Any]
+    begin: Callable[[Serving, Any, Caller], Awaitable[Answering]]
+
+
+async def _complete(serving: Serving, body: CompletionBody, caller: Caller) -> Answering:
+    model = serving.check_model(body.model)
+    prompt = body.one_prompt()
+    if isinstance(prompt, str):
+        prompt = await serving.text.encode_text(prompt, context_tokens=model.context_tokens)
+    max_tokens, max_tokens_param = body.most_tokens
+    draft = Draft(
+        prompt_ids=prompt,
+        prompt_param="prompt",
+        default_seed=serving.new_seed(),
+        defaults=serving.generation.defaults,
+        wanted=body.wanted(),
+        default_max_tokens=limits.DEFAULT_MAX_TOKENS_COMPLETIONS,
+        max_tokens=max_tokens,
+        max_tokens_param=max_tokens_param,
+        stops=body.stops,
+        stop_ids=tuple(body.stop_token_ids or ()),
+        stop_ids_param="stop_token_ids",
+        end_ids=serving.generation.end_ids,
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=body.logprobs is not None,
+        top_logprobs=body.logprobs or 0,
+        top_logprobs_param="logprobs",
+        session=caller.session,
+        parent_session=caller.parent_session,
+        tenant=caller.tenant,
+        priority=caller.priority,
+        timeout_s=caller.timeout_s,
+    )
+    answer = serving.submit(draft, request_id=caller.request_id, door="http")
+    turn = read_text(answer)
+    writer = _completion_writer(serving, turn, model.name, chat=False, include_usage=body.include_usage)
+    return Answering(turn, writer, bool(body.stream))
+
+
+async def _chat(serving: Serving, ask: ChatAsk, caller: Caller) -> Answering:
+    turn = await begin_turn(serving, ask, caller)
+    name = serving.model().name
+    writer = _completion_writer(serving, turn, name, chat=True, include_usage=ask.include_usage)
+    return Answering(turn, writer, ask.stream)
+
+
+def _completion_writer(
+    serving: Serving, turn: TurnReader, model: str, *, chat: bool, include_usage: bool
+) -> CompletionWriter:
+    asked = turn.request
+    return CompletionWriter(
+        chat=chat,
+        request_id=asked.id,
+        model=model,
+        created=int(time.time()),
+        seed=asked.sampling.seed,
+        text=serving.text,
+        logprobs=asked.logprobs,
+        include_usage=include_usage,
+    )
+
+
+ENDPOINTS = {
+    "/v1/completions": Endpoint(parse_completion, _complete),
+    "/v1/chat/completions": Endpoint(parse_chat, _chat),
+}
