@@ -1,87 +1,109 @@
 """Moves requests from the queue to lanes and back: one task per running request.
 
-      submit ─▶ queue ─▶ choose ─▶ _run: lane's stream ─▶ Generation
-                  ▲                  │ busy, or lost before it began: back to the head
-                  └──────────────────┘
+      submit ─▶ admission ─▶ queue ─▶ placement ─▶ LaneRun: lane's stream ─▶ Generation
+                               ▲                      │ busy, or lost: back to the head, with what was sent so far
+                               └──────────────────────┘
 
-Not here: text, wire formats of doors, starting and killing lanes. Invariants: a lane process never has more than its
-capacity of our requests; its place is free only when it sent Finished, refused, or is lost; every submitted request
-gets exactly one end, whatever dies; nothing is sent twice: only a request that has not begun goes to another lane.
+Not here: text, wire formats of doors, starting and killing lanes; the decisions (policy). Invariants: a lane process
+never has more than its capacity of our requests; its place is free only when it sent Finished, refused, or is lost;
+every submitted request gets exactly one end, whatever dies; a lane that takes a request over is told every token that
+was sent, so a client sees no gap and no token twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
 from coordinator import limits
-from coordinator.affinity import Seat, SessionAffinity
 from coordinator.errors import (
     Cancelled,
     Closing,
     CoordinatorError,
+    DeadlineExceeded,
     InternalError,
     LaneBusy,
     LaneError,
     LaneFailed,
     LaneLost,
-    LaneTimeout,
+    LaneRejected,
     NoLane,
-    SlowReader,
+    QueueFull,
 )
 from coordinator.generation import Ended, Generation
-from coordinator.lane_client import LaneAccepted, LaneClient, LaneFinished, LaneTokens
-from coordinator.lane_view import HOPEFUL_STATES, LaneView, Roster
-from coordinator.queue import RequestQueue
+from coordinator.lane_run import LaneRun
+from coordinator.lane_view import HOPEFUL_STATES, Roster, counted
+from coordinator.policy.admission import Admission
+from coordinator.policy.affinity import Seat
+from coordinator.policy.fair_queue import FairQueue, Ticket
+from coordinator.policy.families import Families
+from coordinator.policy.placer import Job, Placed, Placer
+from coordinator.policy.shares import Shares
 from coordinator.request import Request
-from coordinator.scheduler import LaneLoad, choose
+from coordinator.resting import RestingSeats
 from coordinator.stats import Timeline
+from coordinator.tasks import Tasks
 from laneproto.v1 import lane_pb2
 
 _log = structlog.get_logger("dispatch")
 
 
 @dataclass(slots=True)
-class _Run:
+class _Entry:
+    """What dispatch knows of a request that has not ended."""
+
     generation: Generation
-    seat: Seat
-    task: asyncio.Task[None] | None = None
-    gone: bool = False  # the roster says that this process is no more
+    ticket: Ticket
+    expiry: asyncio.TimerHandle
+    charged: float = 0.0  # tokens, by what placement expected
+    losses: int = 0  # lanes lost under it
+    could_have_begun: float | None = None  # since when it waits for a busy lane although one was free
 
 
 class Dispatcher:
     """The queue and the running requests of one coordinator. Everything runs on one event loop."""
 
-    def __init__(self, roster: Roster, *, queue_bound: int = limits.QUEUE_REQUESTS) -> None:
-        self._roster = roster
-        self.queue_bound = queue_bound
-        self._queue: RequestQueue[Generation] = RequestQueue(queue_bound)
-        self._affinity = SessionAffinity(limits.AFFINITY_SESSIONS)
-        self._runs: dict[str, _Run] = {}  # by request id
-        self._held: set[Seat] = set()  # processes that get no work for now
-        self._pauses_s: dict[Seat, float] = {}  # how long a process that said "busy" was left alone last
-        self._last_turn: dict[str, int] = {}
-        self._turn = 0
-        self._tries: dict[str, int] = {}  # request id -> lanes lost under it before it began
+    def __init__(
+        self, roster: Roster, *, queue_bound: int = limits.QUEUE_REQUESTS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._roster, self._clock = roster, clock
+        self._shares = Shares()
+        self._queue: FairQueue[_Entry] = FairQueue(queue_bound, self._shares)
+        self._admission = Admission()
+        self._families = Families(limits.AFFINITY_SESSIONS)
+        self._placer = Placer()
+        self._entries: dict[str, _Entry] = {}  # by request id
+        self._runs: dict[str, LaneRun] = {}
         self._closing = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
+        self._resting = RestingSeats(roster, self._tasks, self._pump)
+        self._wake: asyncio.TimerHandle | None = None
         self._unsubscribe = roster.subscribe(self._on_roster)
 
     # --- for doors
 
     def submit(self, request: Request, timeline: Timeline | None = None) -> Generation:
-        """Into the queue, or straight to a lane. Raises `Closing`, `NoLane` or `QueueFull`."""
+        """Into the queue, or straight to a lane. Raises a `Refused`: closing, no lane, no place, over a quota."""
         if self._closing:
             raise Closing("the server is shutting down")
         if not self._hopeful():
             raise NoLane("no lane is in service")
-        generation = Generation(request, on_cancel=self._on_cancel, timeline=timeline)
-        self._queue.push(request.id, generation)
+        now, tenant, prompt_tokens = self._clock(), request.tenant, len(request.prompt_ids)
+        size_bytes = prompt_tokens * limits.TOKEN_BYTES
+        self._check_room(request, size_bytes)
+        self._admission.admit(tenant, prompt_tokens, now)
+        flow = self._families.of(tenant.name, request.session, request.parent_session)
+        tokens = prompt_tokens + self._placer.lengths.expected(request.max_tokens)
+        generation = Generation(request, on_cancel=self._on_cancel, on_end=self._on_end, timeline=timeline)
+        expiry = asyncio.get_running_loop().call_later(request.timeout_s, self._expire, request.id)
+        ticket = Ticket(request.id, tenant, flow, request.priority, tokens, size_bytes, now)
+        entry = self._entries[request.id] = _Entry(generation, ticket, expiry)
+        self._shares.enter(tenant.name, flow)
+        self._queue.push(entry, ticket)
         self._pump()
         return generation
 
@@ -90,9 +112,20 @@ class Dispatcher:
         """How many requests wait."""
         return len(self._queue)
 
+    @property
+    def queue_bound(self) -> int:
+        """How many may wait."""
+        return self._queue.bound
+
     def position(self, generation: Generation) -> int | None:
         """How many requests are before this one; None when it does not wait."""
-        return self._queue.position(generation.request.id)
+        found = self._queue.position(generation.request.id, self._clock())
+        return found and found[0]
+
+    def expected_wait_s(self, generation: Generation) -> float | None:
+        """Until a lane begins with it, as far as rates are known; None when it does not wait."""
+        found = self._queue.position(generation.request.id, self._clock())
+        return found and self._seconds(found[1] + min((run.work_s for run in self._runs.values()), default=0.0))
 
     def running(self, lane: str) -> int:
         """Requests dispatched to the lane and not yet ended."""
@@ -102,8 +135,7 @@ class Dispatcher:
         """Refuses new requests, lets running ones end for `grace_s`, then cancels them. Leaves no task behind."""
         self._closing = True
         self._unsubscribe()
-        for waiting in self._queue:
-            self._drop(waiting, Closing("the server is shutting down"))
+        self._drop_waiting(Closing("the server is shutting down"))
         running = [run.task for run in self._runs.values() if run.task]
         if running and grace_s > 0:
             await asyncio.wait(running, timeout=grace_s)
@@ -113,218 +145,200 @@ class Dispatcher:
         running = [run.task for run in self._runs.values() if run.task]
         if running:
             await asyncio.wait(running, timeout=limits.DOOR_CLOSE_S)
-        while self._tasks:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await asyncio.sleep(0)  # tasks leave the set in the loop's next turn
+        if self._wake is not None:
+            self._wake.cancel()
+        await self._tasks.cancel()
 
-    # --- placement
+    # --- admission
+
+    def _check_room(self, request: Request, size_bytes: int) -> None:
+        try:
+            self._queue.check_room(request.tenant, size_bytes)
+            if self._placer.rates.measured and self._seconds(self._queue.tokens()) > request.timeout_s:
+                raise QueueFull("the queue is longer than the request's timeout")
+        except QueueFull as error:
+            each_s = self._seconds(self._queue.tokens() / max(1, len(self._queue)))
+            error.retry_after_s = min(max(each_s, limits.RETRY_AFTER_S), limits.RETRY_AFTER_MAX_S)
+            raise
+
+    def _seconds(self, tokens: float) -> float:
+        ready = [view.name for view in self._roster.lanes() if view.state == "ready"]
+        return tokens / self._placer.tokens_per_s(ready) if ready else 0.0
 
     def _hopeful(self) -> bool:
         return any(view.state in HOPEFUL_STATES for view in self._roster.lanes())
 
+    # --- placement
+
     def _pump(self) -> None:
-        """Gives waiting requests to free lanes, in order, as far as that goes."""
+        """Gives waiting requests to free lanes, in fair order, as far as that goes."""
         if self._closing:
             return
         if not self._hopeful():
-            for waiting in self._queue:
-                self._drop(waiting, NoLane("no lane is in service"))
+            self._drop_waiting(NoLane("no lane is in service"))
             return
-        while (generation := self._queue.head()) is not None:
-            seats = {
-                view.name: Seat(view.name, view.incarnation)
-                for view in self._roster.lanes()
-                if view.state == "ready" and Seat(view.name, view.incarnation) not in self._held
-            }
-            loads = [
-                LaneLoad(name, self._load(seat), limits.LANE_CAPACITY, self._last_turn.get(name, 0))
-                for name, seat in seats.items()
-            ]
-            last = self._affinity.seat(generation.request.session)
-            affine = last.lane if last and seats.get(last.lane) == last else None
-            name = choose(loads, affine)
-            if name is None:
-                return
-            self._dispatch(generation, seats[name])
+        ready = []
+        for view in self._roster.lanes():
+            if view.state == "ready":
+                seat = Seat(view.name, view.incarnation)
+                self._placer.look(seat, counted(view.counters))
+                if seat not in self._resting:
+                    ready.append(seat)
+        while len(self._queue) and self._place_next(ready):
+            pass
 
-    def _load(self, seat: Seat) -> int:
-        return sum(run.seat == seat for run in self._runs.values())
+    def _place_next(self, ready: list[Seat]) -> bool:
+        """Dispatches the first request that has a lane; whether there was one."""
+        now = self._clock()
+        busy_s: dict[Seat, list[float]] = {seat: [] for seat in ready}
+        for run in self._runs.values():
+            if run.seat in busy_s:
+                busy_s[run.seat].append(run.left_s(now))
+        if all(len(left_s) >= limits.LANE_CAPACITY for left_s in busy_s.values()):
+            return False
+        patience_s = []
+        for entry, _ in self._queue.order(now):
+            waited_s = 0.0 if entry.could_have_begun is None else now - entry.could_have_begun
+            job = _job(entry, waited_s)
+            placed = self._placer.place(job, busy_s, limits.LANE_CAPACITY)
+            if isinstance(placed, Placed):
+                self._dispatch(entry, job, placed, now)
+                return True
+            if entry.could_have_begun is None:
+                entry.could_have_begun = now
+            patience_s.append(placed.seconds)
+        self._look_again(min(patience_s))
+        return False
 
-    def _dispatch(self, generation: Generation, seat: Seat) -> None:
-        request = generation.request
-        self._queue.remove(request.id)
-        self._turn += 1
-        self._last_turn[seat.lane] = self._turn
-        self._affinity.remember(request.session, seat)
-        run = self._runs[request.id] = _Run(generation, seat)  # counted from here on, before the lane has answered
-        _log.info("dispatched", request_id=request.id, lane=seat.lane, prompt_tokens=len(request.prompt_ids))
-        run.task = self._spawn(self._run(run))
+    def _look_again(self, seconds: float) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+        self._wake = asyncio.get_running_loop().call_later(seconds, self._pump)
+
+    def _dispatch(self, entry: _Entry, job: Job, placed: Placed, now: float) -> None:
+        generation, seat, ticket = entry.generation, placed.seat, entry.ticket
+        self._queue.remove(ticket.id)
+        self._placer.placed(job, seat)
+        entry.could_have_begun = None
+        if not entry.charged:  # who lost a lane does not pay twice
+            entry.charged = placed.tokens
+            self._shares.charge(ticket.tenant.name, ticket.flow, placed.tokens, ticket.tenant.weight)
+        # counted from here on, before the lane has answered
+        run = self._runs[ticket.id] = LaneRun(generation, seat, placed.work_s, now)
+        _log.info("dispatched", request_id=ticket.id, lane=seat.lane, replayed=generation.tokens_seen)
+        run.task = self._tasks.spawn(self._run(run, entry))
 
     # --- one running request
 
-    async def _run(self, run: _Run) -> None:
+    async def _run(self, run: LaneRun, entry: _Entry) -> None:
         generation, seat = run.generation, run.seat
         carrier: asyncio.Task[None] | None = None
         try:
             client = self._roster.client(seat.lane)
-            carrier = self._spawn(self._carry_cancel(run, client))
-            await self._read_lane(run, client)
-            self._pauses_s.pop(seat, None)
-        except (LaneBusy, LaneLost, LaneTimeout, KeyError) as error:
-            self._on_unavailable(run, error)
-        except LaneError as error:
-            self._finish(run, error)
+            carrier = self._tasks.spawn(run.carry_cancel(client, self._suspect))
+            end = await run.read(client)
+            self._resting.well(seat)
+            if run.lane_at_fault:  # its process ends; so may another one's that is asked the same, so only once
+                self._on_loss(run, entry, end, weight=limits.REPLAYS)
+            else:
+                generation.end(end)
+        except LaneBusy:
+            self._resting.busy(seat)
+            self._hand_back(run, entry)
+        except LaneRejected as error:
+            generation.end(error)
+        except (LaneError, KeyError) as error:
+            self._on_loss(run, entry, error)
         except asyncio.CancelledError:
             if not run.gone:
-                self._finish(run, Closing("the server is shutting down"))
+                generation.end(Closing("the server is shutting down"))
                 raise
-            self._on_unavailable(run, LaneLost(f"{seat.lane} went away"))
+            self._on_loss(run, entry, LaneLost(f"{seat.lane} went away"))
         except Exception:
             _log.exception("dispatch failed", request_id=generation.request.id, lane=seat.lane)
-            self._finish(run, InternalError("internal error"))
+            generation.end(InternalError("internal error"))
         finally:
             if carrier is not None:
                 carrier.cancel()
             self._runs.pop(generation.request.id, None)
-            if generation.ended:
-                self._tries.pop(generation.request.id, None)
             self._pump()
 
-    async def _read_lane(self, run: _Run, client: LaneClient) -> None:
-        generation = run.generation
-        async with contextlib.aclosing(client.generate(generation.request.to_wire())) as events:
-            async for event in events:
-                match event:
-                    case LaneAccepted():
-                        generation.begin(run.seat.lane)
-                    case LaneTokens(tokens):
-                        if not generation.push(tokens):
-                            self._finish(run, SlowReader("the client stopped reading"))
-                            generation.cancel_wanted.set()
-                    case LaneFinished(reason=lane_pb2.FINISH_REASON_ERROR):
-                        reason = event.error_code or "no reason given"
-                        self._finish(run, LaneFailed(f"{run.seat.lane} failed: {reason}"))
-                    case LaneFinished():
-                        self._finish(run, Ended(event.reason, event.usage, event.counters))
+    def _on_loss(self, run: LaneRun, entry: _Entry, why: object, weight: int = 1) -> None:
+        """The lane, or the connection to it, went away with the request."""
+        generation, name = run.generation, run.seat.lane
+        if not run.gone:
+            self._resting.lost(run.seat, generation.request.id)
+            self._suspect(name)
+        if generation.ended:
+            return
+        entry.losses += weight
+        if completed := generation.completed():
+            generation.end(completed)
+        elif entry.losses > limits.REPLAYS:
+            sent = f" after {generation.tokens_seen} tokens of this answer" if generation.lane else ""
+            lost = LaneLost(f"{name} went away{sent}; so did the lanes before it")
+            generation.end(why if isinstance(why, LaneFailed) and run.lane_at_fault else lost)
+        else:
+            self._hand_back(run, entry)
 
-    def _on_unavailable(self, run: _Run, error: Exception) -> None:
-        """The lane refused, or it or the connection went away."""
-        generation, seat = run.generation, run.seat
-        busy = isinstance(error, LaneBusy)
-        if busy:
-            pause_s = min(2 * self._pauses_s.get(seat, limits.BUSY_PAUSE_S / 2), limits.BUSY_PAUSE_MAX_S)
-            self._pauses_s[seat] = pause_s
-            self._held.add(seat)
-            self._spawn(self._rest(seat, pause_s))
-        elif not run.gone:
-            self._held.add(seat)
-            self._spawn(self._probe(run))
-            self._suspect(seat.lane)
+    def _hand_back(self, run: LaneRun, entry: _Entry) -> None:
+        generation = run.generation
         if generation.ended:
             return
         if generation.cancel_wanted.is_set():
-            self._finish(run, Cancelled("cancelled"))
-        elif generation.lane is not None:
-            sent = generation.tokens_seen
-            self._finish(run, LaneLost(f"{seat.lane} went away after {sent} tokens of this answer"))
-        elif not busy and self._tries.setdefault(generation.request.id, 1) >= limits.UNSTARTED_TRIES:
-            self._finish(run, LaneLost(f"{seat.lane} went away; so did the lanes before it"))
+            generation.end(Cancelled("cancelled"))
         elif self._closing:
-            self._finish(run, Closing("the server is shutting down"))
+            generation.end(Closing("the server is shutting down"))
         else:
-            if not busy:
-                self._tries[generation.request.id] += 1
-            _log.info("requeued", request_id=generation.request.id, lane=seat.lane, busy=busy)
-            self._queue.push_front(generation.request.id, generation)
+            _log.info("handed back", request_id=entry.ticket.id, lane=run.seat.lane, tokens=generation.tokens_seen)
+            self._queue.hand_back(entry, entry.ticket)
 
-    def _finish(self, run: _Run, end: Ended | CoordinatorError) -> None:
-        if not run.generation.end(end):
-            return
-        if isinstance(end, Ended):
-            reason = lane_pb2.FinishReason.Name(end.reason).removeprefix("FINISH_REASON_").lower()
-        else:
-            reason = end.code
-        _log.info(
-            "ended",
-            request_id=run.generation.request.id,
-            lane=run.seat.lane,
-            reason=reason,
-            tokens=run.generation.tokens_seen,
-        )
-
-    # --- cancel
+    # --- ends
 
     def _on_cancel(self, generation: Generation) -> None:
         if self._queue.remove(generation.request.id):
-            self._tries.pop(generation.request.id, None)
             generation.end(Cancelled("cancelled"))
-            _log.info("left the queue", request_id=generation.request.id)
             self._pump()
 
-    def _drop(self, generation: Generation, error: NoLane | Closing) -> None:
-        self._queue.remove(generation.request.id)
-        self._tries.pop(generation.request.id, None)
-        generation.end(error)
+    def _expire(self, request_id: str) -> None:
+        generation = self._entries[request_id].generation
+        self._queue.remove(request_id)
+        generation.end(DeadlineExceeded(f"not done within {generation.request.timeout_s:g} s"))
+        generation.cancel_wanted.set()
 
-    async def _carry_cancel(self, run: _Run, client: LaneClient) -> None:
-        """Tells the lane; cancelled when the lane's stream has ended, which is the confirmation."""
-        await run.generation.cancel_wanted.wait()
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + limits.CANCEL_CONFIRM_S
-        found = False
-        while not found and loop.time() < deadline:
-            try:
-                found = await client.cancel(run.generation.request.id)
-            except LaneError as error:
-                _log.warning("cancel not delivered", lane=run.seat.lane, code=error.code)
-            if not found:
-                await asyncio.sleep(limits.CANCEL_RETRY_S)
-        await asyncio.sleep(max(0.0, deadline - loop.time()))
-        _log.warning("cancel not confirmed", request_id=run.generation.request.id, lane=run.seat.lane)
-        # the client need not wait any longer; the lane's place stays taken until its stream ends or it is lost
-        self._finish(run, LaneTimeout(f"{run.seat.lane} did not confirm the end in time"))
-        self._suspect(run.seat.lane)
+    def _drop_waiting(self, error: CoordinatorError) -> None:
+        for entry in self._queue.items():
+            self._queue.remove(entry.ticket.id)
+            entry.generation.end(error)
 
-    # --- lanes that get no work for now
+    def _on_end(self, generation: Generation, end: Ended | CoordinatorError) -> None:
+        """Called once per request, when its end is decided."""
+        entry = self._entries.pop(generation.request.id)
+        entry.expiry.cancel()
+        ticket, sent = entry.ticket, generation.tokens_seen
+        if isinstance(end, Ended):
+            reason = lane_pb2.FinishReason.Name(end.reason).removeprefix("FINISH_REASON_").lower()
+            had = end.usage.prompt_tokens - end.usage.cached_tokens + sent
+            self._shares.charge(ticket.tenant.name, ticket.flow, had - entry.charged, ticket.tenant.weight)
+            if end.reason != lane_pb2.FINISH_REASON_CANCELLED:
+                self._placer.lengths.ended(sent)
+        else:
+            reason = end.code
+        self._shares.leave(ticket.tenant.name, ticket.flow)
+        self._admission.leave(ticket.tenant, sent, self._clock())
+        _log.info("ended", request_id=ticket.id, lane=generation.lane, reason=reason, tokens=sent)
 
-    async def _rest(self, seat: Seat, pause_s: float) -> None:
-        await asyncio.sleep(pause_s)
-        self._release(seat)
-
-    async def _probe(self, run: _Run) -> None:
-        """After a broken stream: no work for this process until the roster has seen its end, or it says it is free."""
-        seat, request_id = run.seat, run.generation.request.id
-        while True:
-            await asyncio.sleep(limits.LOST_PROBE_S)
-            view = self._view(seat.lane)
-            if view is None or view.state != "ready" or view.incarnation != seat.incarnation:
-                break
-            try:
-                client = self._roster.client(seat.lane)
-                hello = await client.hello()
-                if hello.incarnation != seat.incarnation or hello.status.active_request_id != request_id:
-                    break
-                await client.cancel(request_id)
-            except (LaneError, KeyError):
-                continue
-        self._release(seat)
-
-    def _release(self, seat: Seat) -> None:
-        self._held.discard(seat)
-        self._pump()
-
-    def _view(self, lane: str) -> LaneView | None:
-        return next((view for view in self._roster.lanes() if view.name == lane), None)
+    # --- lanes
 
     def _suspect(self, lane: str) -> None:
-        if self._view(lane) is not None:
+        if any(view.name == lane for view in self._roster.lanes()):
             self._roster.report_suspect(lane)
 
     def _on_roster(self) -> None:
-        living = {Seat(view.name, view.incarnation) for view in self._roster.lanes()}
-        self._pauses_s = {seat: pause_s for seat, pause_s in self._pauses_s.items() if seat in living}
+        views = self._roster.lanes()
+        living = {Seat(view.name, view.incarnation) for view in views}
+        self._placer.keep({view.name for view in views})
+        self._resting.keep(living)
         for run in self._runs.values():
             if run.seat not in living:  # a lane that is only suspected keeps its process, and the stream may go on
                 run.gone = True
@@ -332,8 +346,8 @@ class Dispatcher:
                     run.task.cancel()
         self._pump()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+
+def _job(entry: _Entry, waited_s: float) -> Job:
+    request, emitted = entry.generation.request, entry.generation.tokens_seen
+    session = None if request.session is None else f"{request.tenant.name}\0{request.session}"
+    return Job(session, len(request.prompt_ids) + emitted, request.max_tokens - emitted, (), waited_s)

@@ -17,6 +17,8 @@
     │   └── MediaType                unsupported_media_type    no         415   INVALID_ARGUMENT
     ├── Refused                                                                 not now; nothing was computed
     │   ├── QueueFull                queue_full                yes        429   RESOURCE_EXHAUSTED
+    │   ├── RateLimited              rate_limited              yes        429   RESOURCE_EXHAUSTED
+    │   ├── TenantBusy               tenant_busy               yes        429   RESOURCE_EXHAUSTED
     │   ├── NoLane                   no_lane                   yes        503   UNAVAILABLE
     │   └── Closing                  closing                   yes        503   UNAVAILABLE
     ├── LaneError                                                               a lane did not do its part
@@ -25,6 +27,7 @@
     │   ├── LaneTimeout              lane_timeout              yes        504   DEADLINE_EXCEEDED
     │   ├── LaneRejected             lane_rejected             no         500   INTERNAL
     │   └── LaneFailed               lane_failed               no         500   INTERNAL
+    ├── DeadlineExceeded         deadline_exceeded         no         504   DEADLINE_EXCEEDED
     ├── Gone                                                                    the client left or stopped reading
     │   ├── Cancelled                cancelled                 no         499   CANCELLED
     │   └── SlowReader               slow_reader               no         499   ABORTED
@@ -59,10 +62,11 @@ class CoordinatorError(Exception):
     http: ClassVar[int] = 500
     grpc: ClassVar[str] = "INTERNAL"
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.retry_after_s = retry_after_s  # when there may be room; None: nobody knows
 
 
 class RequestError(CoordinatorError):
@@ -188,6 +192,22 @@ class QueueFull(Refused):
     grpc = "RESOURCE_EXHAUSTED"
 
 
+class RateLimited(Refused):
+    """The tenant has had its requests or tokens of this minute."""
+
+    code = "rate_limited"
+    http = 429
+    grpc = "RESOURCE_EXHAUSTED"
+
+
+class TenantBusy(Refused):
+    """The tenant has as many requests at once as it may."""
+
+    code = "tenant_busy"
+    http = 429
+    grpc = "RESOURCE_EXHAUSTED"
+
+
 class NoLane(Refused):
     """No lane serves, and none is on its way back."""
 
@@ -243,6 +263,14 @@ class LaneFailed(LaneError):
     """The lane began and reported an error."""
 
     code = "lane_failed"
+
+
+class DeadlineExceeded(CoordinatorError):
+    """The request's own time is over, wherever it was."""
+
+    code = "deadline_exceeded"
+    http = 504
+    grpc = "DEADLINE_EXCEEDED"
 
 
 class Gone(CoordinatorError):

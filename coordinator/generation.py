@@ -5,12 +5,13 @@
 
 Not here: which lane, text. Invariants: a reader sees at most one `Begun`, then tokens in order, then exactly one end:
 an `Ended` or one raised error, whatever came first; what came before the end is read before it. Never more than
-`limits.BUFFERED_TOKENS` wait for a reader.
+`limits.BUFFERED_TOKENS` wait for a reader. What lanes have sent is kept, so that another lane can go on from there.
 """
 
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -48,14 +49,19 @@ class Generation:
     """The handle of one request. One reader, one writer, one event loop."""
 
     def __init__(
-        self, request: Request, *, on_cancel: Callable[[Generation], None], timeline: Timeline | None = None
+        self,
+        request: Request,
+        *,
+        on_cancel: Callable[[Generation], None],
+        on_end: Callable[[Generation, Ended | CoordinatorError], None] = lambda generation, end: None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.request = request
         self.timeline = timeline or Timeline(Silent(), "http", lambda: 0.0)
-        self.lane: str | None = None  # once begun
+        self.lane: str | None = None  # once begun; another one after a replay
         self.cancel_wanted = asyncio.Event()
-        self.tokens_seen = 0
-        self._on_cancel = on_cancel
+        self.emitted = array("I")  # ids of all tokens so far, from whichever lanes
+        self._on_cancel, self._on_end = on_cancel, on_end
         self._begun_unread = False
         self._unread: list[lane_pb2.Token] = []
         self._end: Ended | CoordinatorError | None = None
@@ -93,12 +99,33 @@ class Generation:
         """Whether the end is decided; it may still be unread."""
         return self._end is not None
 
+    @property
+    def tokens_seen(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.emitted)
+
     def begin(self, lane: str) -> None:
-        """A lane has accepted."""
-        if self._end is None and self.lane is None:
-            self.lane, self._begun_unread = lane, True
+        """A lane has accepted; the reader is told of the first one."""
+        if self._end is not None:
+            return
+        if self.lane is None:
+            self._begun_unread = True
             self.timeline.accepted(len(self.request.prompt_ids))
             self._news.set()
+        self.lane = lane
+
+    def completed(self) -> Ended | None:
+        """The end, if all tokens are here and only the lane's last word is missing."""
+        if not self.emitted:
+            return None
+        if self.emitted[-1] in self.request.stop_ids:
+            reason = lane_pb2.FINISH_REASON_STOP
+        elif len(self.emitted) >= self.request.max_tokens:
+            reason = lane_pb2.FINISH_REASON_LENGTH
+        else:
+            return None
+        usage = lane_pb2.Usage(prompt_tokens=len(self.request.prompt_ids), completion_tokens=len(self.emitted))
+        return Ended(reason, usage, lane_pb2.Counters())
 
     def push(self, tokens: Sequence[lane_pb2.Token]) -> bool:
         """More tokens; False when the reader is too far behind to take them."""
@@ -106,7 +133,7 @@ class Generation:
             return True  # nobody wants them
         if len(self._unread) + len(tokens) > limits.BUFFERED_TOKENS:
             return False
-        self.tokens_seen += len(tokens)
+        self.emitted.extend(token.id for token in tokens)
         self.timeline.tokens(tokens)
         self._unread.extend(tokens)
         self._news.set()
@@ -118,4 +145,5 @@ class Generation:
             return False
         self._end = end
         self._news.set()
+        self._on_end(self, end)
         return True

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from coordinator.policy.rates import Counted
 from laneproto.v1 import lane_pb2
 
 if TYPE_CHECKING:
@@ -82,6 +83,13 @@ class LaneView:
     pid: int = 0
     device: str = ""
     counters: lane_pb2.Counters = field(default_factory=lane_pb2.Counters)  # of its process; never changed in place
+
+
+def counted(counters: lane_pb2.Counters) -> Counted:
+    """What a lane has done, as placement wants it."""
+    return Counted(
+        counters.prompt_tokens, counters.prefill_ns / 1e9, counters.generated_tokens, counters.decode_ns / 1e9
+    )
 
 
 class Roster(Protocol):

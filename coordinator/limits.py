@@ -46,9 +46,20 @@ TENANTS_FILE_BYTES: Final = 4 * MIB
 # --- Queue and placement ----------------------------------------------------------------------------------------------
 QUEUE_REQUESTS: Final = 256
 QUEUE_TENANT_REQUESTS: Final = 32  # of one tenant, unless its entry says otherwise
+QUEUE_BYTES: Final = 256 * MIB  # of memory that waiting requests take
+TOKEN_BYTES: Final = 40  # of one waiting prompt token: a Python integer and the references to it
+AGEING_S: Final = 30.0  # of waiting make a request's class one better
+DEFAULT_PREFILL_TOKENS_PER_S: Final = 1000.0  # of a lane, while none was measured
+DEFAULT_DECODE_TOKENS_PER_S: Final = 20.0
+DEFAULT_OUTPUT_TOKENS: Final = 256
+COLD_COST: Final = 0.5  # what work on a lane with a cold expert cache costs more
+WARM_TOKENS: Final = 2000  # that a new lane has computed when its cache is warm
+KNOWN_PREFIXES: Final = 10_000  # of one lane
+PARKED_WORTH: Final = 0.9  # of a token that has to be fetched from the host's pool, against one that the lane has
+SHARE_ACCOUNTS: Final = 4096  # tenants, and sessions of one tenant, whose tokens are remembered
 LANE_CAPACITY: Final = 1  # running generations per lane
 AFFINITY_SESSIONS: Final = 65_536
-UNSTARTED_TRIES: Final = 3  # lanes that may be lost under a request that has not begun, before it fails
+REPLAYS: Final = 2  # lanes that may be lost under a request before it fails
 BUFFERED_TOKENS: Final = 1024  # chosen by the lane and not yet taken by the door: more means a reader that has stopped
 
 # --- Time -------------------------------------------------------------------------------------------------------------
@@ -62,7 +73,8 @@ KEEPALIVE_COMMENT_S: Final = 10.0  # SSE comment while nothing else is sent
 BODY_READ_S: Final = 30.0
 IDLE_CONNECTION_S: Final = 75.0
 WRITE_STALL_S: Final = 30.0  # a client that takes nothing for that long is cut off
-RETRY_AFTER_S: Final = 1  # what a refused client is told to wait
+RETRY_AFTER_S: Final = 1  # what a refused client is told to wait, when nobody knows better
+RETRY_AFTER_MAX_S: Final = 60.0
 DOOR_CLOSE_S: Final = 5.0  # cancelled requests get that long to end when the doors close
 GRPC_CLOSE_S: Final = 1.0  # then calls that never end (health watches) get that long
 

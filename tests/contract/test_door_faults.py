@@ -12,8 +12,8 @@ import pytest
 
 from coordinator import limits
 from laneproto.v1 import lane_pb2
-from tests.fakes.doors import Cluster, events_of, open_doors, until
-from tests.fakes.lane import Script
+from tests.fakes.doors import VOCAB_SIZE, Cluster, events_of, open_doors, until
+from tests.fakes.lane import Script, token_at
 
 COMPLETIONS = "/v1/completions"
 CANCELLED = lane_pb2.FINISH_REASON_CANCELLED
@@ -24,10 +24,19 @@ def ask(prompt: int = 5, max_tokens: int = 3000, **more: Any) -> dict[str, Any]:
     return {"prompt": [prompt], "max_tokens": max_tokens, **more}
 
 
-async def first_bytes(response: aiohttp.ClientResponse) -> None:
+async def first_bytes(response: aiohttp.ClientResponse) -> bytes:
     """The stream has begun."""
     assert response.status == 200
-    assert await response.content.readany()
+    first = await response.content.readany()
+    assert first
+    return first
+
+
+def expected_text(cluster: Cluster, prompt: int, count: int) -> str:
+    """What lanes make up, as text."""
+    detokenizer = cluster.doors.serving.text.detokenizer()
+    pieces = [detokenizer.feed(token_at([prompt], index, VOCAB_SIZE)) for index in range(count)]
+    return "".join(pieces) + detokenizer.flush()
 
 
 def dispatched(cluster: Cluster) -> int:
@@ -35,36 +44,52 @@ def dispatched(cluster: Cluster) -> int:
 
 
 @pytest.mark.parametrize("roster_knows", [True, False])
-async def test_a_lane_that_dies_mid_stream_is_one_error_and_the_other_stream_goes_on(
+async def test_a_lane_that_dies_mid_stream_is_replaced_and_the_other_stream_goes_on(
     tmp_path: Path, roster_knows: bool
 ) -> None:
     async with (
         open_doors(tmp_path, script=ENDLESS) as cluster,
-        cluster.http.post(COMPLETIONS, json=ask(stream=True)) as doomed,
+        cluster.http.post(COMPLETIONS, json=ask(max_tokens=90, stream=True)) as doomed,
         cluster.http.post(COMPLETIONS, json=ask(6, 80, stream=True)) as other,
     ):
-        await first_bytes(doomed)
+        first = await first_bytes(doomed)
         assert doomed.headers["x-expressway-lane"] == "lane-0"
         if roster_knows:
             cluster.roster.lose("lane-0")
         await cluster.lanes[0].crash()
+        for body, prompt, count in (
+            ((first + await doomed.read()).decode(), 5, 90),
+            ((await other.read()).decode(), 6, 80),
+        ):
+            *events, done = events_of(body)
+            assert done == "[DONE]"
+            assert events[-1]["choices"][0]["finish_reason"] == "length"
+            assert not any("error" in event for event in events)
+            text = "".join(event["choices"][0]["text"] for event in events)
+            assert text == expected_text(cluster, prompt, count)
+        assert cluster.lanes[1].requests[-1].replayed_tokens > 0
+
+
+async def test_lanes_that_die_mid_stream_one_after_the_other_are_one_error(tmp_path: Path) -> None:
+    crash = Script(fault="crash", fault_after=2)
+    async with (
+        open_doors(tmp_path, lanes=3, script=crash) as cluster,
+        cluster.http.post(COMPLETIONS, json=ask(stream=True)) as doomed,
+    ):
         *_, last = events_of((await doomed.read()).decode())
         assert set(last) == {"error"}  # the last event; no [DONE] after it
         assert last["error"]["code"] == "lane_lost"
         assert last["error"]["type"] == "server_error"
-        *events, done = events_of((await other.read()).decode())
-        assert done == "[DONE]"
-        assert events[-1]["choices"][0]["finish_reason"] == "length"
-        assert not any("error" in event for event in events)
 
 
 async def test_a_lane_that_dies_under_a_whole_answer(tmp_path: Path) -> None:
     async with open_doors(tmp_path, lanes=1, script=ENDLESS) as cluster:
         waiting = asyncio.create_task(cluster.post(COMPLETIONS, ask()))
         await until(lambda: cluster.lanes[0].counters.generated_tokens > 3)
+        cluster.roster.lose("lane-0", "quarantined")
         await cluster.lanes[0].crash()
         status, headers, body = await waiting
-        assert (status, body["error"]["code"], headers["retry-after"]) == (503, "lane_lost", "1")
+        assert (status, body["error"]["code"], headers["retry-after"]) == (503, "no_lane", "1")
         # and when it is back, it serves again
         await cluster.lanes[0].restart(Script())
         await cluster.roster.returned("lane-0")

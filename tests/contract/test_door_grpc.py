@@ -189,6 +189,7 @@ async def test_a_deadline_in_the_queue(tmp_path: Path) -> None:
 
 async def test_a_lane_that_dies_is_the_last_event_and_others_go_on(tmp_path: Path) -> None:
     async with open_doors(tmp_path, script=ENDLESS) as cluster:
+        cluster.lanes[1].script_next(fault="break", fault_after=85)  # it takes over, and fails, too
         doomed = asyncio.create_task(cluster.generate(text="x", max_tokens=4000))
         await until(lambda: cluster.lanes[0].counters.generated_tokens > 2)
         other = asyncio.create_task(cluster.generate(text="y", max_tokens=80))

@@ -136,7 +136,7 @@ async def test_a_stop_string_is_a_stop_and_a_failed_lane_is_lane_failed(tmp_path
         stop = next(char for char in text if char.isascii() and char.isprintable())
         await seen.cluster.post(COMPLETIONS, {**ASK, "max_tokens": 30, "stop": [stop]})
         await until(lambda: not seen.cluster.lanes[0].busy)
-        seen.cluster.lanes[0].script_next(fault="break", fault_after=2)
+        seen.cluster.lanes[0].script_next(fault="error", fault_after=1)
         for stream in (False, True):
             await seen.cluster.post(COMPLETIONS, {**ASK, "stream": stream})
             await until(lambda: not seen.cluster.lanes[0].busy)

@@ -20,10 +20,11 @@ from coordinator.apis.openai.chat import parse_chat
 from coordinator.errors import CoordinatorError
 from coordinator.generation_config import GenerationConfig
 from coordinator.lane_view import ModelView
-from coordinator.queue import RequestQueue
+from coordinator.policy.fair_queue import FairQueue, Ticket
+from coordinator.policy.shares import Shares
 from coordinator.request import Draft, check
 from coordinator.sampling import Defaults, Wanted
-from coordinator.tenants import Tenants, hash_key
+from coordinator.tenants import ANYONE, Priority, Tenant, Tenants, hash_key
 from laneproto.v1 import lane_pb2
 from lanes import config as lane_config
 from lanes import limits as lane
@@ -80,10 +81,12 @@ def tenants(content):
     Tenants.parse(json.dumps(content).encode())
 
 
-def filled(size):
-    queue = RequestQueue(door.QUEUE_REQUESTS)
+def filled(size, tenant=ANYONE):
+    shares = Shares()
+    queue = FairQueue(door.QUEUE_REQUESTS, shares)
     for number in range(size):
-        queue.push(str(number), number)
+        shares.enter(tenant.name, "")
+        queue.push(number, Ticket(str(number), tenant, "", Priority.DEFAULT, 1.0, 1, 0.0))
 
 
 def nested(depth, value=1):
@@ -125,6 +128,7 @@ AT = {
     ),
     "coordinator.END_IDS": lambda n: no_ids_left(GenerationConfig.parse({"eos_token_id": list(range(n))})),
     "coordinator.QUEUE_REQUESTS": filled,
+    "coordinator.QUEUE_TENANT_REQUESTS": lambda n: filled(n, Tenant("t")),
     "lanes.MAX_REQUEST_ID_CHARACTERS": lambda n: sent(request_id="x" * n),
     "lanes.MAX_CHECKPOINT_HINTS": lambda n: sent(prompt_ids=[1] * n, checkpoint_positions=range(1, n + 1)),
     "lanes.MAX_TENANT_SALT_BYTES": lambda n: sent(tenant_salt=b"x" * n),
@@ -283,13 +287,16 @@ ELSEWHERE = {
     "coordinator.TOKENIZER_FILE_BYTES": "unit/test_tokenizer.py::test_a_file_over_the_limit_is_not_read",
     "coordinator.TOKENIZER_IDS": "unit/test_tokenizer.py::test_the_greatest_id",
     "coordinator.AFFINITY_SESSIONS": "unit/test_affinity.py::test_forgets_the_least_recently_used_at_the_bound",
-    "coordinator.UNSTARTED_TRIES": "unit/test_dispatch.py::test_a_request_does_not_try_lanes_for_ever",
+    "coordinator.REPLAYS": "unit/test_dispatch.py::test_an_answer_is_replayed_twice_and_not_three_times",
     "coordinator.BUFFERED_TOKENS": "unit/test_generation.py::test_a_reader_too_far_behind_is_found_at_the_bound",
     "coordinator.LANE_CAPACITY": "unit/test_dispatch.py::test_never_two_on_one_lane_and_in_order_of_arrival",
     "coordinator.CRASHES_TO_QUARANTINE": "unit/test_fleet.py::test_the_third_crash_inside_the_window_means_quarantine",
     "coordinator.CRASH_WINDOW_S": "unit/test_fleet.py::test_a_third_crash_outside_the_window_does_not",
     "coordinator.TENANTS_FILE_BYTES": "unit/test_tenants.py::test_the_file_is_ours_alone_and_bounded",
-    "coordinator.QUEUE_TENANT_REQUESTS": "unit/test_tenants.py::test_without_a_file_one_tenant_has_the_queue",
+    "coordinator.QUEUE_BYTES": "unit/test_fair_queue.py::test_bounds_in_requests_bytes_and_of_a_tenant",
+    "coordinator.SHARE_ACCOUNTS":
+        "unit/test_fair_queue.py::test_families_and_idle_accounts_are_forgotten_at_their_bounds",
+    "coordinator.KNOWN_PREFIXES": "unit/test_placement.py::test_prefixes_of_a_lane_are_bounded",
     "coordinator.GRPC_MESSAGE_BYTES": "contract/test_door_grpc.py::test_a_message_over_the_limit",
     "coordinator.GRPC_METADATA_BYTES": "security/test_grpc_limits.py::test_metadata",
     "coordinator.GRPC_CALLS": "security/test_grpc_limits.py::test_calls_at_once",
@@ -328,6 +335,10 @@ NO_BOUND = {
     "coordinator.INLINE_ENCODE_CHARS": "more goes to a thread",
     "coordinator.INLINE_PARSE_BYTES": "more goes to a thread",
     "coordinator.TEXT_THREADS": "more waits",
+    "coordinator.TOKEN_BYTES": "a size",
+    "coordinator.COLD_COST": "a price",
+    "coordinator.WARM_TOKENS": "a price",
+    "coordinator.PARKED_WORTH": "a price",
     "coordinator.GRPC_STREAMS_PER_CONNECTION": "more waits: the transport's own rule",
     "coordinator.REPETITION_PENALTY_MIN": "a least value, with a test of its own here",
     "lanes.PROTOCOL_VERSION": "a version",

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from coordinator.affinity import Seat, SessionAffinity
+from coordinator.policy.affinity import Seat, SessionAffinity
 
 A, B = Seat("lane-0", b"a"), Seat("lane-1", b"b")
 

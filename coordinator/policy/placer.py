@@ -1,0 +1,124 @@
+"""What the coordinator knows about lanes for the sake of placement, and the placement made from it. Pure.
+
+    counters ─▶ rates ─┐
+    prefix events ─────┼─▶ one sight per lane ─▶ placement.choose ─▶ a seat, or: wait
+    dispatch's own load┘
+
+Not here: requests and their order, sockets. Invariants: load is what dispatch says, counted from the moment it sent a
+request; only a lane that is passed as usable is ever chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from coordinator import limits
+from coordinator.policy.affinity import Seat, SessionAffinity
+from coordinator.policy.placement import LaneSight, Wait, choose, work_s
+from coordinator.policy.prefixes import Prefix, PrefixIndex
+from coordinator.policy.rates import Counted, LaneRates, OutputLengths
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request, as placement sees it. `flow` names the tenant, too: sessions of two tenants never meet."""
+
+    flow: str | None
+    prompt_tokens: int
+    max_tokens: int
+    chains: Sequence[bytes] = ()
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where to, how long it will take, and how many tokens have to be computed there."""
+
+    seat: Seat
+    work_s: float
+    tokens: float
+
+
+@dataclass(slots=True)
+class _Lane:
+    seat: Seat
+    computed_tokens: int = 0  # by its process
+    last_turn: int = 0
+
+
+class Placer:
+    """Lanes by name."""
+
+    def __init__(self) -> None:
+        self.rates = LaneRates()
+        self.prefixes = PrefixIndex()
+        self.lengths = OutputLengths()
+        self._affinity = SessionAffinity(limits.AFFINITY_SESSIONS)
+        self._lanes: dict[str, _Lane] = {}
+        self._turn = 0
+
+    def look(self, seat: Seat, counted: Counted) -> None:
+        """Take over which process a lane is and what it has counted."""
+        lane = self._lanes.setdefault(seat.lane, _Lane(seat))
+        if lane.seat != seat:
+            self.prefixes.forget(seat.lane)
+            lane.seat = seat
+        lane.computed_tokens = counted.prompt_tokens + counted.generated_tokens
+        self.rates.look(seat.lane, counted)
+
+    def keep(self, lanes: set[str]) -> None:
+        """Forget all other lanes."""
+        for gone in self._lanes.keys() - lanes:
+            del self._lanes[gone]
+            self.rates.forget(gone)
+            self.prefixes.forget(gone)
+
+    def tell(self, lane: str, added: Sequence[Prefix], removed: Sequence[bytes], *, anew: bool) -> None:
+        """What a lane says about its prefixes; `anew`: all that it has."""
+        if anew:
+            self.prefixes.forget(lane)
+        self.prefixes.remove(lane, removed)
+        self.prefixes.add(lane, added)
+
+    def place(self, job: Job, busy_s: Mapping[Seat, Sequence[float]], capacity: int) -> Placed | Wait:
+        """A seat among those that may get work: `busy_s` says of each how long its requests will still take."""
+        home = self._affinity.seat(job.flow)
+        remembered = self.prefixes.remembered(job.chains, [seat.lane for seat in busy_s])
+        output_tokens = self.lengths.expected(job.max_tokens)
+        sights = {
+            seat.lane: LaneSight(
+                name=seat.lane,
+                free=len(left_s) < capacity,
+                wait_s=0.0 if len(left_s) < capacity else min(left_s),
+                speed=self.rates.speed(seat.lane),
+                remembered_tokens=min(remembered[seat.lane], job.prompt_tokens - 1),
+                warmth=min(1.0, self._lane(seat).computed_tokens / limits.WARM_TOKENS),
+                is_home=seat == home,
+                load=len(left_s),
+                last_turn=self._lane(seat).last_turn,
+            )
+            for seat, left_s in busy_s.items()
+        }
+        chosen = choose(sights.values(), job.prompt_tokens, output_tokens, job.waited_s)
+        if isinstance(chosen, Wait):
+            return chosen
+        seat = next(seat for seat in busy_s if seat.lane == chosen.lane)
+        sight = sights[chosen.lane]
+        tokens = job.prompt_tokens - sight.remembered_tokens + output_tokens
+        return Placed(seat, work_s(sight, job.prompt_tokens, output_tokens), tokens)
+
+    def placed(self, job: Job, seat: Seat) -> None:
+        """The job goes there: the lane's turn is over, and the session's home is there."""
+        self._turn += 1
+        self._lane(seat).last_turn = self._turn
+        self._affinity.remember(job.flow, seat)
+
+    def tokens_per_s(self, lanes: Sequence[str]) -> float:
+        """What these lanes do together on work of the usual mixture, half prompt and half output in tokens."""
+        speeds = [self.rates.speed(lane) for lane in lanes]
+        return math.fsum(2.0 / (1.0 / speed.prefill + 1.0 / speed.decode) for speed in speeds)
+
+    def _lane(self, seat: Seat) -> _Lane:
+        return self._lanes.setdefault(seat.lane, _Lane(seat))

@@ -1,0 +1,92 @@
+"""Which lane remembers which beginnings of prompts, as the lanes themselves say.
+
+    chain of a prompt's blocks of 64 tokens ──longest first──▶ {lane: tokens}, parked: any lane takes it back
+
+Not here: hearing it from lanes (roster), making chains (the wire's own module). Pure. Invariants: at most
+`limits.KNOWN_PREFIXES` per lane, the one told longest ago is forgotten first; what a dead process knew is gone with it,
+what is parked stays until it is said to be gone. A chain is a hint: the lane compares tokens.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from coordinator import limits
+
+BLOCK_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A beginning that need not be read again. `chain` is that of its whole blocks."""
+
+    chain: bytes
+    tokens: int
+    parked: bool = False  # in the host's pool, not in the lane's own memory
+
+
+@dataclass(slots=True)
+class _Known:
+    live: dict[str, int] = field(default_factory=dict)  # tokens by lane
+    parked: dict[str, int] = field(default_factory=dict)  # by the lane that said so
+
+
+class PrefixIndex:
+    """Prefixes of all lanes."""
+
+    def __init__(self) -> None:
+        self._by_chain: dict[bytes, _Known] = {}
+        self._of_lane: dict[str, OrderedDict[bytes, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_chain)
+
+    def add(self, lane: str, prefixes: Iterable[Prefix]) -> None:
+        """The lane remembers these, or in another place than before."""
+        told = self._of_lane.setdefault(lane, OrderedDict())
+        for prefix in prefixes:
+            self.remove(lane, [prefix.chain])
+            known = self._by_chain.setdefault(prefix.chain, _Known())
+            (known.parked if prefix.parked else known.live)[lane] = prefix.tokens
+            told[prefix.chain] = None
+            if len(told) > limits.KNOWN_PREFIXES:
+                self.remove(lane, [next(iter(told))])
+
+    def remove(self, lane: str, chains: Iterable[bytes]) -> None:
+        """The lane remembers these no more."""
+        told = self._of_lane.get(lane, OrderedDict())
+        for chain in chains:
+            if chain not in told:
+                continue
+            del told[chain]
+            known = self._by_chain[chain]
+            known.live.pop(lane, None)
+            known.parked.pop(lane, None)
+            if not known.live and not known.parked:
+                del self._by_chain[chain]
+
+    def forget(self, lane: str) -> None:
+        """Its process is gone, or begins to tell everything anew."""
+        self.remove(lane, list(self._of_lane.get(lane, ())))
+        self._of_lane.pop(lane, None)
+
+    def remembered(self, chains: Sequence[bytes], lanes: Iterable[str]) -> dict[str, float]:
+        """Tokens of a prompt that each lane need not read; `chains[k]` is the chain after k + 1 blocks.
+
+        What is parked counts a little less than what the lane has at hand.
+        """
+        found = dict.fromkeys(lanes, 0.0)
+        missing, parked = set(found), 0.0
+        for blocks in range(len(chains), 0, -1):
+            known = self._by_chain.get(chains[blocks - 1])
+            if known is None:
+                continue
+            parked = max(parked, limits.PARKED_WORTH * max(known.parked.values(), default=0))
+            for lane in missing & known.live.keys():
+                found[lane] = float(known.live[lane])
+                missing.discard(lane)
+            if not missing:
+                break
+        return {lane: max(tokens, parked) for lane, tokens in found.items()}
