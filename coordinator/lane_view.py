@@ -71,6 +71,24 @@ class ModelView:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How long a lane's steps of one kind take."""
+
+    kind: str  # "prefill", "decode", "between"
+    count: int  # since its process started
+    p99_s: float  # of about the last thousand
+
+
+def step_times(status: lane_pb2.LaneStatus) -> tuple[StepTimes, ...]:
+    """From the wire; kinds that this version does not know are left out."""
+    names = {lane_pb2.STEP_KIND_PREFILL: "prefill", lane_pb2.STEP_KIND_DECODE: "decode",
+             lane_pb2.STEP_KIND_BETWEEN: "between"}  # fmt: skip
+    return tuple(
+        StepTimes(names[each.kind], each.count, each.p99_ns / 1e9) for each in status.step_times if each.kind in names
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class LaneView:
     """One lane at one moment."""
 
@@ -83,6 +101,8 @@ class LaneView:
     pid: int = 0
     device: str = ""
     counters: lane_pb2.Counters = field(default_factory=lane_pb2.Counters)  # of its process; never changed in place
+    steps: tuple[StepTimes, ...] = ()
+    resident_sequences: int = 0  # conversations in its own memory
 
 
 def counted(counters: lane_pb2.Counters) -> Counted:

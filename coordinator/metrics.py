@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from coordinator.errors import CoordinatorError
 from coordinator.metrics_state import State, families
+from coordinator.metrics_vllm import aliases
 from coordinator.stats import COMPLETE, Door
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -104,10 +105,12 @@ class _Page(Collector):
         self._registry, self._state = registry, state
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._registry.collect():
+        own = list(self._registry.collect())
+        for metric in own:
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
+        yield from own
         yield from families(self._state)
+        yield from aliases(self._state, own)
 
 
 def _codes(error: type[CoordinatorError]) -> Iterator[str]:

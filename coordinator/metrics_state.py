@@ -90,6 +90,7 @@ _GAUGES: Final = {
 def families(state: State) -> Iterator[Metric]:
     """All metric families of a state, each exactly once."""
     yield from _lane_states(state)
+    yield from _lane_steps(state)
     yield from _lane_counters(state)
     yield GaugeMetricFamily("expressway_queue_requests", "Requests that wait for a lane.", state.queued)
     yield GaugeMetricFamily("expressway_queue_limit_requests", "Requests that may wait.", state.queue_limit)
@@ -121,6 +122,26 @@ def _lane_states(state: State) -> Iterator[Metric]:
         if lane.device:
             devices.add_metric([lane.name], {"device": lane.device})
     yield from (states, running, restarts, devices)
+
+
+def _lane_steps(state: State) -> Iterator[Metric]:
+    resident = GaugeMetricFamily(
+        "expressway_lane_resident_sequences", "Conversations that are in the lane's own memory.", labels=["lane"]
+    )
+    counts = CounterMetricFamily(
+        "expressway_lane_steps", "Steps of the lane's process, by kind.", labels=["lane", "kind"]
+    )
+    p99 = GaugeMetricFamily(
+        "expressway_lane_step_p99_seconds",
+        "99 of 100 of its last steps took no longer.",
+        labels=["lane", "kind"],
+    )
+    for lane in state.lanes:
+        resident.add_metric([lane.name], lane.resident_sequences)
+        for each in lane.steps:
+            counts.add_metric([lane.name, each.kind], each.count)
+            p99.add_metric([lane.name, each.kind], each.p99_s)
+    yield from (resident, counts, p99)
 
 
 def _lane_counters(state: State) -> Iterator[Metric]:

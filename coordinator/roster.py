@@ -25,7 +25,7 @@ from coordinator import limits
 from coordinator.errors import LaneError
 from coordinator.fleet import Action, Fleet, Kill, Phase, Progress, Start
 from coordinator.lane_client import LaneClient
-from coordinator.lane_view import LaneState, LaneView, ModelView
+from coordinator.lane_view import LaneState, LaneView, ModelView, step_times
 from coordinator.owner_status import ask_owner
 from coordinator.supervisor_client import SeenProcess, SupervisorClient, SupervisorUnavailable
 from laneproto.v1 import lane_pb2
@@ -216,6 +216,8 @@ class FleetRoster:
             pid=self._fleet.pid(lane.name),
             device=lane.hello.device if lane.hello else "",
             counters=lane.status.counters,
+            steps=step_times(lane.status),
+            resident_sequences=lane.status.resident_sequences,
         )
 
     def _state(self, lane: _Lane) -> LaneState:

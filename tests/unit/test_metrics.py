@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from coordinator import errors
 from coordinator.lane_totals import FIELDS, LaneTotals
-from coordinator.lane_view import LaneView, ModelView
+from coordinator.lane_view import LaneView, ModelView, StepTimes, step_times
 from coordinator.metrics import Metrics
 from coordinator.metrics_state import LANE_STATES, State
 from coordinator.owner_status import OwnerStatus
@@ -95,6 +95,49 @@ def test_every_counter_of_a_lane_is_shown():
         assert len([key for key in other if key[0] != "expressway_lane_running_requests"]) == 1, field
 
 
+def test_times_of_steps_are_shown_by_kind():
+    status = lane_pb2.LaneStatus(step_times=[
+        lane_pb2.StepTimes(kind=lane_pb2.STEP_KIND_PREFILL, count=3, p99_ns=250_000_000),
+        lane_pb2.StepTimes(kind=lane_pb2.STEP_KIND_DECODE, count=40, p99_ns=20_000_000),
+        lane_pb2.StepTimes(kind=99, count=1, p99_ns=1),
+    ])  # fmt: skip
+    lanes = [replace(state().lanes[0], steps=step_times(status), resident_sequences=5)]
+    seen = values(Metrics().render(state(lanes=lanes)))
+    assert {key: value for key, value in seen.items() if "_step" in key[0]} == {
+        ("expressway_lane_steps_total", (("kind", "prefill"), ("lane", "lane-0"))): 3,
+        ("expressway_lane_steps_total", (("kind", "decode"), ("lane", "lane-0"))): 40,
+        ("expressway_lane_step_p99_seconds", (("kind", "prefill"), ("lane", "lane-0"))): 0.25,
+        ("expressway_lane_step_p99_seconds", (("kind", "decode"), ("lane", "lane-0"))): 0.02,
+    }
+    assert seen[("expressway_lane_resident_sequences", (("lane", "lane-0"),))] == 5
+
+
+def test_routers_find_the_same_figures_under_the_names_they_know():
+    lanes = state().lanes
+    totals = {
+        lane.name: {**dict.fromkeys(FIELDS, 0), "prompt_tokens": 60, "reused_tokens": 40, "state_used_bytes": used,
+                    "state_budget_bytes": 100}
+        for lane, used in zip(lanes, (10, 40), strict=True)
+    }  # fmt: skip
+    seen = values(busy_metrics().render(state(totals=totals, running={"lane-0": 2, "lane-1": 1}, queued=7)))
+    engine = (("engine", "0"), ("model_name", "m"))
+    told = {name: value for (name, labels), value in seen.items() if labels == engine}
+    for name, value in {
+        "num_requests_running": 3, "num_requests_waiting": 7, "kv_cache_usage_perc": 0.25, "gpu_cache_usage_perc": 0.25,
+        "prefix_cache_queries_total": 200, "prefix_cache_hits_total": 80, "gpu_prefix_cache_queries_total": 200,
+        "gpu_prefix_cache_hits_total": 80, "prompt_tokens_total": 10, "generation_tokens_total": 4,
+        "time_to_first_token_seconds_count": 2, "time_to_first_token_seconds_sum": 2.0,
+        "inter_token_latency_seconds_count": 2, "e2e_request_latency_seconds_count": 2,
+        "request_queue_time_seconds_count": 2,
+    }.items():  # fmt: skip
+        assert told[f"vllm:{name}"] == value, name
+    ended = tuple(sorted((*engine, ("finished_reason", "length"))))
+    assert seen[("vllm:request_success_total", ended)] == 2
+    le = tuple(sorted((*engine, ("le", "1.0"))))
+    assert seen[("vllm:time_to_first_token_seconds_bucket", le)] == 2
+    assert not [key for key in values(Metrics().render(state(model=None))) if key[0].startswith("vllm:")]
+
+
 def test_what_is_not_known_has_no_sample():
     seen = values(Metrics().render(state(lanes=[], totals={}, running={}, model=None, owner=None)))
     names = {name for name, _ in seen}
@@ -102,7 +145,7 @@ def test_what_is_not_known_has_no_sample():
     assert seen[("expressway_owner_up", ())] == 0
 
 
-BASE_UNITS = ("_seconds", "_bytes", "_total", "_info", "_requests", "_state", "_up")
+BASE_UNITS = ("_seconds", "_bytes", "_total", "_info", "_requests", "_state", "_up", "_sequences")
 
 
 def test_the_text_keeps_the_rules_that_promtool_checks():
@@ -120,15 +163,15 @@ def test_the_text_keeps_the_rules_that_promtool_checks():
             types[name], current = kind, name
             assert name in helps
         else:
-            name = re.match(r"[a-z_]+", line).group()
+            name = re.match(r"[a-z_:0-9]+", line).group()
             assert re.fullmatch(re.escape(current) + "(_bucket|_sum|_count)?", name), line  # under its own heading
             assert (name == current) == (types[current] != "histogram")
     assert set(helps) == set(types)
     for name, kind in types.items():
-        assert name.startswith(("expressway_", "process_"))
+        assert name.startswith(("expressway_", "process_", "vllm:"))
         assert (kind == "counter") == name.endswith("_total"), name
         assert not re.search(r"_(ns|ms|milliseconds|microseconds|kib|mib|created|counter|gauge|histogram)(_|$)", name)
-        assert name.endswith(BASE_UNITS) or name.startswith("process_"), name
+        assert name.endswith(BASE_UNITS) or name.startswith(("process_", "vllm:")), name
         assert kind != "untyped"
         assert kind == "counter" or not name.endswith(("_count", "_sum", "_bucket"))
     for family in parse(text):
@@ -149,7 +192,7 @@ def test_labels_are_bounded_whatever_happens():
     assert outcomes <= {*every_error, "stop", "length", "cancelled", "other"}
     assert "other" in outcomes
     lanes = [each for each in seen if each[0].startswith("expressway_lane_")]
-    assert len(lanes) == 2 * (len(FIELDS) + len(LANE_STATES) + 3)  # running, restarts, device
+    assert len(lanes) == 2 * (len(FIELDS) + len(LANE_STATES) + 4)  # running, restarts, device, resident
 
 
 def test_nothing_is_registered_globally():
@@ -174,13 +217,15 @@ def test_an_end_is_recorded_once_and_clocks_that_go_back_harm_nothing():
 
 def test_the_guide_lists_exactly_what_there_is():
     guide = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    told = dict(re.findall(r"^\| `(expressway_\w+)(?:\{[\w,]+\})?` \| (\w+) \|", guide, re.MULTILINE))
-    text = busy_metrics().render(state()).decode()
-    there = dict(re.findall(r"^# TYPE (expressway_\w+) (\w+)$", text, re.MULTILINE))
+    told = dict(re.findall(r"^\| `((?:expressway_|vllm:)\w+)(?:\{[\w,]+\})?` \| (\w+) \|", guide, re.MULTILINE))
+    lanes = [replace(lane, steps=(StepTimes("decode", 1, 0.1),)) for lane in state().lanes]
+    text = busy_metrics().render(state(lanes=lanes)).decode()
+    there = dict(re.findall(r"^# TYPE ((?:expressway_|vllm:)\w+) (\w+)$", text, re.MULTILINE))
     assert told == there
-    labels = {f"{name}{{{list_}}}" for name, list_ in re.findall(r"`(expressway_\w+)\{([\w,]+)\}`", guide)}
+    labels = {f"{name}{{{list_}}}" for name, list_ in re.findall(r"`([\w:]+)\{([\w,]+)\}`", guide)}
     for family in parse(text):
         for sample in family.samples:
             if sample.labels.keys() - {"le"}:
-                named = next(each for each in labels if each.startswith(f"{sample.name}{{"))
-                assert set(sample.labels) == set(named.partition("{")[2].rstrip("}").split(","))
+                base = re.sub("_(bucket|sum|count)$", "", sample.name) if family.type == "histogram" else sample.name
+                named = next(each for each in labels if each.startswith(f"{base}{{"))
+                assert sample.labels.keys() - {"le"} == set(named.partition("{")[2].rstrip("}").split(","))
