@@ -98,7 +98,7 @@ def exp(x: Floats) -> Floats:
     for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
         p = fma(p, r, np.full_like(r, f(c)))
     p = fma(p, r * r, r) + f(1)
-    return np.where(nan, f(np.nan), p * np.exp2(n).astype(np.float32))
+    return np.where(nan, f(np.nan), p * np.ldexp(f(1), n.astype(np.int32)))  # exp2(127) is not exact in numpy
 
 
 def gate(g: Floats, u: Floats) -> Floats:

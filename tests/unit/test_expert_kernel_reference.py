@@ -56,6 +56,11 @@ def test_fma_of_a_double_rounding_case():
     assert reference.fma(a, b, c)[0] == np.float32(1 + 2.0**-11 + 2.0**-23)
 
 
+def test_exp_scales_by_exact_powers_of_two():
+    x = np.array([88.0], np.float32)  # n is 127
+    assert reference.exp(x)[0] == np.float32(0.97074455) * np.float32(2.0**127)
+
+
 def test_exp_is_close_and_clamped():
     x = np.linspace(-87, 88, 20001, dtype=np.float32)
     got = reference.exp(x).astype(np.float64)

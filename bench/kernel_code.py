@@ -1,0 +1,122 @@
+"""Compiles a GPU lane's kernels for sm_90 without a GPU, at the true sizes, and counts what their code is made of.
+
+Registers decide how many programs a multiprocessor holds; 16-byte loads, barriers and spills say what the compiler made
+of a kernel. Not here: time (a GPU is needed for that).
+
+    python -m bench.kernel_code --rows 1,4
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from lanes.kernels import combine, experts
+from shared_experts.layout import EXPERT_FORMATS, RecordLayout
+
+HIDDEN, INNER, CHOSEN, EXPERTS = 2560, 640, 10, 512
+COUNTED = {
+    "loads_16_bytes": r"LDG\.E[.\w]*\.128", "loads": "LDG", "spills": "LDL|STL", "barriers": r"BAR\.SYNC",
+    "shared_stores": "STS", "shuffles": "SHFL", "integer_dots": "IDP",
+}  # fmt: skip
+
+
+class _Device:
+    """What Triton asks of a driver while it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compiled(call: Any) -> dict[str, dict[str, int]]:
+    """Figures of every kernel that `call` would launch; nothing runs."""
+    driver.set_active(_Device())
+    found: dict[str, dict[str, int]] = {}
+    run = JITFunction.run
+
+    def only_compile(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        found[self.fn.__name__.strip("_")] = figures(kernel)
+        return kernel
+
+    JITFunction.run = only_compile
+    try:
+        call()
+    finally:
+        JITFunction.run = run
+    return found
+
+
+def figures(kernel: Any) -> dict[str, int]:
+    """Counts over one kernel's machine code."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage, code = (
+            subprocess.run([str(tool), option, file.name], capture_output=True, text=True, check=True).stdout
+            for option in ("-res-usage", "-sass")
+        )
+    registers, stack = (int(re.findall(name + r":(\d+)", usage)[0]) for name in ("REG", "STACK"))
+    counts = {name: len(re.findall(pattern, code)) for name, pattern in COUNTED.items()}
+    return {"registers": registers, "stack_bytes": stack, "warps": kernel.metadata.num_warps, **counts}
+
+
+def launch_experts(format: str, rows: int) -> None:
+    """One layer's routed experts of a window of `rows`, at the true sizes."""
+    layout = RecordLayout.of(EXPERT_FORMATS[format], HIDDEN, INNER)
+    pairs, groups = rows * CHOSEN, HIDDEN // layout.format.group
+    x, y, h = torch.empty(rows, HIDDEN), torch.empty(pairs, HIDDEN), torch.empty(pairs, INNER)
+    quantised = experts.QuantisedRows(
+        torch.empty((rows, HIDDEN), dtype=torch.int8),
+        torch.empty((rows, groups)),
+        torch.empty((rows, groups), dtype=torch.int32),
+    )
+    jobs = experts.Jobs(torch.empty(pairs, dtype=torch.int32), torch.empty((pairs, rows), dtype=torch.int32))
+    addresses = torch.empty(EXPERTS, dtype=torch.int64)
+    experts.quantise_rows(x, quantised, layout.format.group)
+    experts.gate_up(layout, addresses, jobs, quantised, h)
+    experts.down(layout, addresses, jobs, h, y)
+    combine.combine(torch.empty(rows, CHOSEN), y, y, torch.empty(pairs, dtype=torch.int8), x)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m bench.kernel_code", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rows", default="1", help="rows of the window, comma-separated (default: %(default)s)")
+    parser.add_argument("--formats", default="q4g64", help="expert formats (default: %(default)s)")
+    options = parser.parse_args(argv)
+    result = {
+        f"{format}, {rows} rows": compiled(lambda format=format, rows=rows: launch_experts(format, int(rows)))
+        for format in options.formats.split(",")
+        for rows in options.rows.split(",")
+    }
+    json.dump({"triton": triton.__version__, "target": "sm_90", "kernels": result}, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""The expert kernels compiled for the GPU that is there: every bit, at the true sizes too."""
+
+import pytest
+import torch
+
+from tests.fakes import kernel_experts as cases
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+def test_arithmetic():
+    for seed in range(20):
+        cases.check_arithmetic("cuda", seed)
+
+
+@pytest.mark.parametrize("format", ["q4g64", "q4g32", "q8"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_every_bit(format, rows):
+    ids = [sorted({0, r, r + 1, 5 + r % 2}) for r in range(rows)]
+    width = min(len(row) for row in ids)
+    cases.check_experts("cuda", format, 640, 320, [row[:width] for row in ids], seed=rows)
+    cases.check_experts("cuda", format, 256, 192, [row[:width] for row in ids], seed=rows, hostile=True)
+
+
+def test_the_true_sizes():
+    cases.check_experts("cuda", "q4g64", 2560, 640, [[0, 1, 2], [1, 2, 3]])
+
+
+def test_combine_from_both_sources():
+    cases.check_combine("cuda", 4, 10, 2560)
