@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -47,6 +47,7 @@ from coordinator.request import Request
 from coordinator.resting import RestingSeats
 from coordinator.stats import Timeline
 from coordinator.tasks import Tasks
+from laneproto.chain import chain
 from laneproto.v1 import lane_pb2
 
 _log = structlog.get_logger("dispatch")
@@ -59,6 +60,7 @@ class _Entry:
     generation: Generation
     ticket: Ticket
     expiry: asyncio.TimerHandle
+    chains: Sequence[bytes]  # of its prompt
     charged: float = 0.0  # tokens, by what placement expected
     losses: int = 0  # lanes lost under it
     could_have_begun: float | None = None  # since when it waits for a busy lane although one was free
@@ -83,6 +85,7 @@ class Dispatcher:
         self._resting = RestingSeats(roster, self._tasks, self._pump)
         self._wake: asyncio.TimerHandle | None = None
         self._unsubscribe = roster.subscribe(self._on_roster)
+        roster.hear_prefixes(lambda news: self._placer.tell(news.seat, news.added, news.removed, anew=news.anew))
 
     # --- for doors
 
@@ -101,7 +104,7 @@ class Dispatcher:
         generation = Generation(request, on_cancel=self._on_cancel, on_end=self._on_end, timeline=timeline)
         expiry = asyncio.get_running_loop().call_later(request.timeout_s, self._expire, request.id)
         ticket = Ticket(request.id, tenant, flow, request.priority, tokens, size_bytes, now)
-        entry = self._entries[request.id] = _Entry(generation, ticket, expiry)
+        entry = self._entries[request.id] = _Entry(generation, ticket, expiry, chain(request.prompt_ids, tenant.salt))
         self._shares.enter(tenant.name, flow)
         self._queue.push(entry, ticket)
         self._pump()
@@ -350,4 +353,4 @@ class Dispatcher:
 def _job(entry: _Entry, waited_s: float) -> Job:
     request, emitted = entry.generation.request, entry.generation.tokens_seen
     session = None if request.session is None else f"{request.tenant.name}\0{request.session}"
-    return Job(session, len(request.prompt_ids) + emitted, request.max_tokens - emitted, (), waited_s)
+    return Job(session, len(request.prompt_ids) + emitted, request.max_tokens - emitted, entry.chains, waited_s)

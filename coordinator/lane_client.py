@@ -132,6 +132,24 @@ class LaneClient:
         finally:
             call.cancel()
 
+    async def prefixes(self) -> AsyncGenerator[lane_pb2.PrefixEvent, None]:
+        """What the lane remembers: all of it in snapshots, then every change. Ends with a gap in the numbers."""
+        call = self._stream(self._stub.Prefixes, lane_pb2.PrefixesRequest())
+        last: int | None = None
+        try:
+            async for event in call:
+                if not event.snapshot and last is not None and event.sequence != last + 1:
+                    return
+                last = event.sequence
+                yield event
+        except grpc.aio.AioRpcError as error:
+            raise self._typed(error) from error
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
+        finally:
+            call.cancel()
+
     async def drain(self) -> None:
         """The lane takes no new generation, finishes the running one and exits."""
         await self._call(self._stub.Drain, lane_pb2.DrainRequest())

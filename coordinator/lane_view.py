@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from coordinator.policy.affinity import Seat
+from coordinator.policy.prefixes import Prefix
 from coordinator.policy.rates import Counted
 from laneproto.v1 import lane_pb2
 
@@ -112,6 +114,16 @@ def counted(counters: lane_pb2.Counters) -> Counted:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixNews:
+    """What a lane's process remembers, or a change of it."""
+
+    seat: Seat
+    added: Sequence[Prefix]
+    removed: Sequence[Prefix]
+    anew: bool  # everything said before is void
+
+
 class Roster(Protocol):
     """The lanes that there are. The fleet side implements it."""
 
@@ -125,6 +137,10 @@ class Roster(Protocol):
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """`callback()` after every change of `lanes()`; the returned function ends the subscription."""
+        ...
+
+    def hear_prefixes(self, callback: Callable[[PrefixNews], None]) -> None:
+        """`callback` with all that lanes say they remember, from now on; one listener, for as long as the roster."""
         ...
 
     def owner_restarts(self) -> int:

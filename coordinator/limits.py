@@ -94,6 +94,7 @@ LANE_STOP_S: Final = 35.0  # a lane's own drain (30 s), last words (2 s), close 
 OWNER_STOP_S: Final = 5.0
 STOP_GRACE_MAX_S: Final = 60.0  # that anybody may ask of the supervisor
 FLEET_TICK_S: Final = 0.1
+PREFIXES_RETRY_S: Final = 1.0  # between two calls of a lane's Prefixes
 LANE_RETRY_S: Final = 0.1  # between two attempts to say hello
 SUPERVISOR_RETRY_S: Final = 0.5
 OWNER_ASK_S: Final = 1.0  # between two questions to the owner; LANE_SUSPECT_S and LANE_KILL_S hold for its silence too

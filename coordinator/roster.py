@@ -13,6 +13,7 @@ only when that life has answered Hello with its model.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +26,10 @@ from coordinator import limits
 from coordinator.errors import LaneError
 from coordinator.fleet import Action, Fleet, Kill, Phase, Progress, Start
 from coordinator.lane_client import LaneClient
-from coordinator.lane_view import LaneState, LaneView, ModelView, step_times
+from coordinator.lane_view import LaneState, LaneView, ModelView, PrefixNews, step_times
 from coordinator.owner_status import ask_owner
+from coordinator.policy.affinity import Seat
+from coordinator.policy.prefixes import Prefix
 from coordinator.supervisor_client import SeenProcess, SupervisorClient, SupervisorUnavailable
 from laneproto.v1 import lane_pb2
 
@@ -68,6 +71,7 @@ class FleetRoster:
         self._lanes: dict[str, _Lane] = {}
         self._views: tuple[LaneView, ...] = ()
         self._callbacks: dict[object, Callable[[], None]] = {}
+        self._on_prefixes: Callable[[PrefixNews], None] = lambda news: None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> FleetRoster:
@@ -115,6 +119,10 @@ class FleetRoster:
         self._fleet.suspected(name)
         self._publish()
 
+    def hear_prefixes(self, callback: Callable[[PrefixNews], None]) -> None:
+        """`callback` with all that lanes say they remember, from now on."""
+        self._on_prefixes = callback
+
     # --- watching -----------------------------------------------------------------------------------------------------
 
     async def _follow_supervisor(self) -> None:
@@ -150,7 +158,12 @@ class FleetRoster:
         )
         self._lanes[process.name] = lane
         if process.observed.running:
-            lane.follower = asyncio.create_task(self._follow_lane(lane))
+            lane.follower = asyncio.create_task(self._follow(lane))
+
+    async def _follow(self, lane: _Lane) -> None:
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._follow_lane(lane))
+            both.create_task(self._follow_prefixes(lane))
 
     async def _follow_lane(self, lane: _Lane) -> None:
         """Hello and Watch, again and again, until this life is over."""
@@ -170,6 +183,18 @@ class FleetRoster:
                 self._fleet.suspected(lane.name)
                 self._publish()
             await asyncio.sleep(limits.LANE_RETRY_S)
+
+    async def _follow_prefixes(self, lane: _Lane) -> None:
+        """What it remembers, for as long as this life; what cannot be heard only makes placement worse."""
+        while True:
+            with contextlib.suppress(LaneError):
+                if lane.hello is not None:
+                    seat = Seat(lane.name, lane.hello.incarnation)
+                    anew = True
+                    async for event in lane.client.prefixes():
+                        self._on_prefixes(prefix_news(seat, event, anew=anew))
+                        anew = False
+            await asyncio.sleep(limits.PREFIXES_RETRY_S)
 
     async def _follow_owner(self, path: Path) -> None:
         """Asks for its status again and again: lanes that start later need an owner that answers."""
@@ -245,6 +270,12 @@ class FleetRoster:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def prefix_news(seat: Seat, event: lane_pb2.PrefixEvent, *, anew: bool) -> PrefixNews:
+    """From the wire."""
+    added = [Prefix(each.chain, each.tokens, each.place == lane_pb2.PREFIX_PLACE_PARKED) for each in event.added]
+    return PrefixNews(seat, added, [Prefix(each.chain, each.tokens) for each in event.removed], anew)
 
 
 def progress_of(status: lane_pb2.LaneStatus) -> Progress | None:

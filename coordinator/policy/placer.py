@@ -61,11 +61,7 @@ class Placer:
 
     def look(self, seat: Seat, counted: Counted) -> None:
         """Take over which process a lane is and what it has counted."""
-        lane = self._lanes.setdefault(seat.lane, _Lane(seat))
-        if lane.seat != seat:
-            self.prefixes.forget(seat.lane)
-            lane.seat = seat
-        lane.computed_tokens = counted.prompt_tokens + counted.generated_tokens
+        self._lane(seat).computed_tokens = counted.prompt_tokens + counted.generated_tokens
         self.rates.look(seat.lane, counted)
 
     def keep(self, lanes: set[str]) -> None:
@@ -75,12 +71,13 @@ class Placer:
             self.rates.forget(gone)
             self.prefixes.forget(gone)
 
-    def tell(self, lane: str, added: Sequence[Prefix], removed: Sequence[bytes], *, anew: bool) -> None:
-        """What a lane says about its prefixes; `anew`: all that it has."""
+    def tell(self, seat: Seat, added: Sequence[Prefix], removed: Sequence[Prefix], *, anew: bool) -> None:
+        """What a lane's process says about its prefixes; `anew`: all that it has."""
+        self._lane(seat)
         if anew:
-            self.prefixes.forget(lane)
-        self.prefixes.remove(lane, removed)
-        self.prefixes.add(lane, added)
+            self.prefixes.forget(seat.lane)
+        self.prefixes.remove(seat.lane, removed)
+        self.prefixes.add(seat.lane, added)
 
     def place(self, job: Job, busy_s: Mapping[Seat, Sequence[float]], capacity: int) -> Placed | Wait:
         """A seat among those that may get work: `busy_s` says of each how long its requests will still take."""
@@ -121,4 +118,8 @@ class Placer:
         return math.fsum(2.0 / (1.0 / speed.prefill + 1.0 / speed.decode) for speed in speeds)
 
     def _lane(self, seat: Seat) -> _Lane:
-        return self._lanes.setdefault(seat.lane, _Lane(seat))
+        lane = self._lanes.setdefault(seat.lane, _Lane(seat))
+        if lane.seat != seat:  # another process: it remembers nothing of what the one before did
+            self.prefixes.forget(seat.lane)
+            lane.seat, lane.computed_tokens = seat, 0
+        return lane

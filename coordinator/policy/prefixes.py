@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 
 from coordinator import limits
 
-BLOCK_TOKENS = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
@@ -29,8 +27,10 @@ class Prefix:
 
 @dataclass(slots=True)
 class _Known:
-    live: dict[str, int] = field(default_factory=dict)  # tokens by lane
-    parked: dict[str, int] = field(default_factory=dict)  # by the lane that said so
+    """Who remembers a chain, and with how many tokens: several beginnings may end in the same open block."""
+
+    live: dict[str, set[int]] = field(default_factory=dict)
+    parked: dict[str, set[int]] = field(default_factory=dict)
 
 
 class PrefixIndex:
@@ -38,38 +38,41 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._by_chain: dict[bytes, _Known] = {}
-        self._of_lane: dict[str, OrderedDict[bytes, None]] = {}
+        self._of_lane: dict[str, OrderedDict[tuple[bytes, int], None]] = {}
 
     def __len__(self) -> int:
-        return len(self._by_chain)
+        return sum(map(len, self._of_lane.values()))
 
     def add(self, lane: str, prefixes: Iterable[Prefix]) -> None:
         """The lane remembers these, or in another place than before."""
         told = self._of_lane.setdefault(lane, OrderedDict())
         for prefix in prefixes:
-            self.remove(lane, [prefix.chain])
+            self.remove(lane, [prefix])
             known = self._by_chain.setdefault(prefix.chain, _Known())
-            (known.parked if prefix.parked else known.live)[lane] = prefix.tokens
-            told[prefix.chain] = None
+            (known.parked if prefix.parked else known.live).setdefault(lane, set()).add(prefix.tokens)
+            told[prefix.chain, prefix.tokens] = None
             if len(told) > limits.KNOWN_PREFIXES:
-                self.remove(lane, [next(iter(told))])
+                self.remove(lane, [Prefix(*next(iter(told)))])
 
-    def remove(self, lane: str, chains: Iterable[bytes]) -> None:
-        """The lane remembers these no more."""
+    def remove(self, lane: str, prefixes: Iterable[Prefix]) -> None:
+        """The lane remembers these no more, wherever they were."""
         told = self._of_lane.get(lane, OrderedDict())
-        for chain in chains:
-            if chain not in told:
+        for prefix in prefixes:
+            if (prefix.chain, prefix.tokens) not in told:
                 continue
-            del told[chain]
-            known = self._by_chain[chain]
-            known.live.pop(lane, None)
-            known.parked.pop(lane, None)
+            del told[prefix.chain, prefix.tokens]
+            known = self._by_chain[prefix.chain]
+            for place in (known.live, known.parked):
+                if lane in place:
+                    place[lane].discard(prefix.tokens)
+                    if not place[lane]:
+                        del place[lane]
             if not known.live and not known.parked:
-                del self._by_chain[chain]
+                del self._by_chain[prefix.chain]
 
     def forget(self, lane: str) -> None:
         """Its process is gone, or begins to tell everything anew."""
-        self.remove(lane, list(self._of_lane.get(lane, ())))
+        self.remove(lane, [Prefix(*each) for each in self._of_lane.get(lane, ())])
         self._of_lane.pop(lane, None)
 
     def remembered(self, chains: Sequence[bytes], lanes: Iterable[str]) -> dict[str, float]:
@@ -83,9 +86,10 @@ class PrefixIndex:
             known = self._by_chain.get(chains[blocks - 1])
             if known is None:
                 continue
-            parked = max(parked, limits.PARKED_WORTH * max(known.parked.values(), default=0))
+            if known.parked:
+                parked = max(parked, limits.PARKED_WORTH * max(map(max, known.parked.values())))
             for lane in missing & known.live.keys():
-                found[lane] = float(known.live[lane])
+                found[lane] = float(max(known.live[lane]))
                 missing.discard(lane)
             if not missing:
                 break

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from coordinator.lane_client import LaneClient
-from coordinator.lane_view import LaneState, LaneView, ModelView
+from coordinator.lane_view import LaneState, LaneView, ModelView, PrefixNews
 from laneproto.v1 import lane_pb2
 from tests.fakes.lane import FakeLane
 
@@ -37,6 +37,9 @@ class FakeRoster:
             self._callbacks.pop(key, None)
 
         return unsubscribe
+
+    def hear_prefixes(self, callback: Callable[[PrefixNews], None]) -> None:
+        self.tell = callback
 
     def owner_restarts(self) -> int:
         return 2

@@ -29,9 +29,13 @@ from coordinator.errors import (
     TenantBusy,
 )
 from coordinator.generation import Begun, Ended, Generation, Tokens
+from coordinator.lane_view import PrefixNews
+from coordinator.policy.affinity import Seat
+from coordinator.policy.prefixes import Prefix
 from coordinator.request import Request
 from coordinator.sampling import Sampling
-from coordinator.tenants import Tenant
+from coordinator.tenants import ANYONE, Tenant
+from laneproto.chain import chain
 from laneproto.v1 import lane_pb2
 from tests.fakes.doors import until
 from tests.fakes.lane import FakeLane, Script, token_at
@@ -336,6 +340,22 @@ async def test_a_request_ends_at_its_own_time_in_the_queue_and_on_a_lane(tmp_pat
         with pytest.raises(DeadlineExceeded):  # in prefill
             await read_all(dispatcher.submit(request((5,), 4000, timeout_s=0.1)))
         await until(lambda: dispatcher.running("lane-0") == 0)
+
+
+async def test_a_prompt_goes_to_the_lane_that_says_it_remembers_its_beginning(tmp_path: Path) -> None:
+    prompt = tuple(range(5, 205))
+    async with fleet(tmp_path, *[Script()] * 3) as (dispatcher, roster, lanes):
+        known = chain(prompt, ANYONE.salt)
+        seat = Seat("lane-2", lanes[2].incarnation)
+        roster.tell(PrefixNews(seat, [Prefix(known[2], 192)], [], anew=True))
+        for _ in range(2):
+            generation = dispatcher.submit(request(prompt))
+            await read_all(generation)
+            assert generation.lane == "lane-2"
+        roster.tell(PrefixNews(seat, [], [Prefix(known[2], 192)], anew=False))
+        generation = dispatcher.submit(request(prompt))
+        await read_all(generation)
+        assert generation.lane != "lane-2"  # whose turns are over
 
 
 async def test_quotas_are_the_tenants_and_end_with_their_requests(tmp_path: Path) -> None:

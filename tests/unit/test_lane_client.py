@@ -10,7 +10,10 @@ import pytest
 from coordinator import lane_client
 from coordinator.errors import LaneBusy, LaneError, LaneFailed, LaneLost, LaneRejected, LaneTimeout
 from coordinator.lane_client import LaneAccepted, LaneClient, LaneFinished, LaneTokens
-from coordinator.lane_view import ModelView
+from coordinator.lane_view import ModelView, PrefixNews
+from coordinator.policy.affinity import Seat
+from coordinator.policy.prefixes import Prefix
+from coordinator.roster import prefix_news
 from laneproto.v1 import lane_pb2
 from tests.fakes.doors import until
 from tests.fakes.lane import FakeLane, Script, token_at
@@ -35,6 +38,25 @@ async def test_hello_and_the_view_of_a_model(tmp_path: Path) -> None:
         hello = await client.hello()
         assert (hello.lane, hello.incarnation) == ("lane-0", lane.incarnation)
         assert ModelView.of(hello.model).to_wire() == lane.model
+
+
+async def test_prefixes_as_they_are_and_as_they_change(tmp_path: Path) -> None:
+    async with lane_and_client(tmp_path) as (lane, client):
+        lane.tell_prefix(b"a" * 16, 64, lane_pb2.PREFIX_PLACE_LIVE)
+        seat, told = Seat("lane-0", lane.incarnation), []
+        async with contextlib.aclosing(client.prefixes()) as events:
+            async for event in events:
+                told.append(prefix_news(seat, event, anew=not told))
+                if len(told) == 1:
+                    lane.tell_prefix(b"a" * 16, 64, None)
+                    lane.tell_prefix(b"b" * 16, 128, lane_pb2.PREFIX_PLACE_PARKED)
+                if len(told) == 3:
+                    break
+        assert told == [
+            PrefixNews(seat, [Prefix(b"a" * 16, 64)], [], True),
+            PrefixNews(seat, [], [Prefix(b"a" * 16, 64)], False),
+            PrefixNews(seat, [Prefix(b"b" * 16, 128, parked=True)], [], False),
+        ]
 
 
 async def test_another_protocol_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

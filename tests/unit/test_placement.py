@@ -118,9 +118,11 @@ def test_prefixes_by_their_longest_known_beginning() -> None:
     found = index.remembered(chain(1, 2, 3, 4), ["a", "b", "c"])
     assert found == {"a": 200.0, "b": limits.PARKED_WORTH * 130, "c": limits.PARKED_WORTH * 130}
     assert index.remembered(chain(1, 9), ["a", "b"]) == {"a": 64.0, "b": 0.0}
-    index.add("b", [Prefix(bytes([1, 2]), 130)])  # taken back from the pool
-    assert index.remembered(chain(1, 2), ["b", "c"]) == {"b": 130.0, "c": 0.0}
-    index.remove("a", [bytes([1, 2, 3]), b"unknown"])
+    index.add("b", [Prefix(bytes([1, 2]), 130), Prefix(bytes([1, 2]), 140)])  # taken back from the pool; and one more
+    assert index.remembered(chain(1, 2), ["b", "c"]) == {"b": 140.0, "c": 0.0}
+    index.remove("b", [Prefix(bytes([1, 2]), 140)])
+    assert index.remembered(chain(1, 2), ["b"]) == {"b": 130.0}
+    index.remove("a", [Prefix(bytes([1, 2, 3]), 200), Prefix(b"unknown", 1)])
     assert index.remembered(chain(1, 2, 3, 4), ["a"]) == {"a": 64.0}
     index.forget("a")
     index.forget("b")
@@ -142,7 +144,7 @@ def test_a_new_process_remembers_nothing_and_has_no_sessions() -> None:
     warm = Counted(10_000, 10.0, 100, 5.0)
     placer.look(first, warm)
     placer.look(other, warm)
-    placer.tell("a", [Prefix(bytes([1]), 64)], [], anew=True)
+    placer.tell(first, [Prefix(bytes([1]), 64)], [], anew=True)
     job = Job("s", 100, 10, chain(1))
     placed = placer.place(job, {first: [], other: []}, 1)
     assert isinstance(placed, Placed)
