@@ -114,11 +114,8 @@ class Answer:
         reason, usage = event.reason, event.usage
         if self._scanner.stopped:
             reason = lane_pb2.FINISH_REASON_STOP
-            usage = lane_pb2.Usage(
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                completion_tokens=self._tokens,
-            )
+            usage = lane_pb2.Usage.FromString(usage.SerializeToString())
+            usage.completion_tokens = self._tokens
         self._due.append(Final(reason, usage, event.counters, self.generation.lane or "", self._scanner.stopped))
 
     def _on_error(self, error: CoordinatorError) -> None:

@@ -21,6 +21,7 @@ class LaneOptions:
     prefill_chunk_tokens: int | None = None
     state_budget_bytes: int | None = None
     ngram_cache_bytes: int | None = None
+    drafts: int | None = None
     trace_folder: Path | None = None  # an absolute path; every lane that starts writes a new file into it
     log_json: bool = False
 
@@ -34,6 +35,7 @@ class LaneOptions:
             "--prefill-chunk": self.prefill_chunk_tokens,
             "--state-budget": self.state_budget_bytes,
             "--ngram-cache": self.ngram_cache_bytes,
+            "--drafts": self.drafts,
             "--trace-routing": self.trace_folder,
         }
         words = [word for name, value in said.items() if value is not None for word in (name, str(value))]

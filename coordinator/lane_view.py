@@ -105,6 +105,7 @@ class LaneView:
     counters: lane_pb2.Counters = field(default_factory=lane_pb2.Counters)  # of its process; never changed in place
     steps: tuple[StepTimes, ...] = ()
     resident_sequences: int = 0  # conversations in its own memory
+    decode_ns: tuple[tuple[int, int], ...] = ()  # recent mean of its decode windows, by rows
 
 
 def counted(counters: lane_pb2.Counters) -> Counted:

@@ -48,6 +48,8 @@ _NS: Final = 1e-9
 _LOOKUPS = "Routed (row, expert) pairs, by where the expert was found."
 _READS = "Expert bytes read, each expert once per window, by where they were found."
 _BUSY = "Time spent computing prompts and answers."
+_DRAFTS = "Drafts checked, by their place in the window."
+_DRAFTS_RIGHT = "Drafts that were right, by their place in the window."
 _ROWS = "Rows of n-gram tables that were in memory when a window needed them, by why."
 _COUNTERS: Final[Mapping[str, _Counted]] = {
     "requests": _Counted("requests", "Generations that the lane began."),
@@ -65,6 +67,13 @@ _COUNTERS: Final[Mapping[str, _Counted]] = {
     "cache_admitted_hits": _Counted("cache_admitted_hits", "Experts used again after they were taken into the cache."),
     "prefill_ns": _Counted("busy_seconds", _BUSY, ("phase", "prefill"), _NS),
     "decode_ns": _Counted("busy_seconds", _BUSY, ("phase", "decode"), _NS),
+    "decode_windows": _Counted("decode_windows", "Passes over the model after the prompt."),
+    "drafts_at_1": _Counted("drafts", _DRAFTS, ("place", "1")),
+    "drafts_at_2": _Counted("drafts", _DRAFTS, ("place", "2")),
+    "drafts_at_3": _Counted("drafts", _DRAFTS, ("place", "3")),
+    "drafts_right_at_1": _Counted("drafts_accepted", _DRAFTS_RIGHT, ("place", "1")),
+    "drafts_right_at_2": _Counted("drafts_accepted", _DRAFTS_RIGHT, ("place", "2")),
+    "drafts_right_at_3": _Counted("drafts_accepted", _DRAFTS_RIGHT, ("place", "3")),
     "ngram_rows": _Counted("ngram_rows", "Rows of n-gram tables that windows needed."),
     "ngram_cache_hits": _Counted("ngram_hits", _ROWS, ("source", "cache")),
     "ngram_prefetch_hits": _Counted("ngram_hits", _ROWS, ("source", "prefetch")),
@@ -112,6 +121,9 @@ def _lane_states(state: State) -> Iterator[Metric]:
     running = GaugeMetricFamily("expressway_lane_running_requests", "Requests that the lane has now.", labels=["lane"])
     restarts = CounterMetricFamily("expressway_lane_restarts", "Starts of the lane after its first.", labels=["lane"])
     devices = InfoMetricFamily("expressway_lane", "Where the lane computes.", labels=["lane"])
+    windows = GaugeMetricFamily(
+        "expressway_lane_decode_window_seconds", "Recent mean time of decode windows, by rows.", labels=["lane", "rows"]
+    )
     for lane in state.lanes:
         busy = state.running.get(lane.name, 0)
         current = "busy" if lane.state == "ready" and busy else lane.state
@@ -121,7 +133,9 @@ def _lane_states(state: State) -> Iterator[Metric]:
         restarts.add_metric([lane.name], lane.restarts)
         if lane.device:
             devices.add_metric([lane.name], {"device": lane.device})
-    yield from (states, running, restarts, devices)
+        for rows, mean_ns in lane.decode_ns:
+            windows.add_metric([lane.name, str(rows)], mean_ns * _NS)
+    yield from (states, running, restarts, devices, windows)
 
 
 def _lane_steps(state: State) -> Iterator[Metric]:

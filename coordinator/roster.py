@@ -243,6 +243,7 @@ class FleetRoster:
             counters=lane.status.counters,
             steps=step_times(lane.status),
             resident_sequences=lane.status.resident_sequences,
+            decode_ns=tuple((times.rows, times.mean_ns) for times in lane.status.decode_times),
         )
 
     def _state(self, lane: _Lane) -> LaneState:

@@ -43,6 +43,7 @@ class LaneConfig:
     name: str
     context_tokens: int | None  # None: the model's own, at most DEFAULT_CONTEXT_TOKENS
     prefill_chunk_rows: int
+    drafts: int | None  # most of a round; None: MAX_DRAFTS where the pack has a draft layer, else 0
     expert_isa: str | None  # None: the best this CPU has
     trace_routing: Path | None
     log_json: bool
@@ -98,6 +99,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], allowed_cores: frozen
         name=options.name,
         context_tokens=options.context,
         prefill_chunk_rows=options.prefill_chunk,
+        drafts=options.drafts,
         expert_isa=isa,
         trace_routing=options.trace_routing,
         log_json=options.log_json,
@@ -129,6 +131,9 @@ def _parser(allowed_cores: frozenset[int]) -> _Parser:
         help=f"prompt and output together (default: the model's, at most {limits.DEFAULT_CONTEXT_TOKENS})")  # fmt: skip
     add("--prefill-chunk", type=_whole(1, limits.MAX_PREFILL_CHUNK_ROWS), metavar="N",
         default=limits.DEFAULT_PREFILL_CHUNK_ROWS, help="prompt rows per window (default: %(default)s)")  # fmt: skip
+    add("--drafts", type=_whole(0, limits.MAX_DRAFTS), metavar="N",
+        help=f"tokens guessed ahead of a pass, at most; 0: none, and repeats are then equal to the bit "
+             f"(default: {limits.MAX_DRAFTS} where the pack has a draft layer)")  # fmt: skip
     add("--region-socket", type=_socket_path, metavar="PATH",
         help="where to hand on the region's descriptor (default: NAME.region.sock beside --listen)")  # fmt: skip
     add("--trace-routing", type=Path, metavar="PLACE",

@@ -46,6 +46,33 @@ class Counters:
     restores: int = 0
     restore_ns: int = 0
     restores_refused: int = 0
+    decode_windows: int = 0
+    drafts_at_1: int = 0
+    drafts_at_2: int = 0
+    drafts_at_3: int = 0
+    drafts_right_at_1: int = 0
+    drafts_right_at_2: int = 0
+    drafts_right_at_3: int = 0
+
+    def drafts(self, rows: int, right: int) -> None:
+        """A decode window of 1 + `rows` rows, the first `right` of its drafts right; all were computed."""
+        self.decode_windows += 1
+        self.drafts_at_1 += rows > 0
+        self.drafts_at_2 += rows > 1
+        self.drafts_at_3 += rows > 2
+        self.drafts_right_at_1 += right > 0
+        self.drafts_right_at_2 += right > 1
+        self.drafts_right_at_3 += right > 2
+
+    @property
+    def draft_tokens(self) -> int:
+        """Drafts that were checked."""
+        return self.drafts_at_1 + self.drafts_at_2 + self.drafts_at_3
+
+    @property
+    def right_draft_tokens(self) -> int:
+        """Drafts that the answers have."""
+        return self.drafts_right_at_1 + self.drafts_right_at_2 + self.drafts_right_at_3
 
     def snapshot(self) -> Counters:
         """A copy that no longer changes."""

@@ -1,4 +1,4 @@
-"""The engine: one thread, one active generation. Admit, prefill chunk or decode window, sample, emit.
+"""The engine: one thread, one active generation. Admit, prefill chunk or decode window, draw, emit.
 
 Not here: text, users, queues, wire. It knows tokens and one `Runner`.
 Between any two windows is a safe point: experts change residency there, counters are published there. A cancel is
@@ -13,20 +13,21 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import structlog
 
 from lanes import limits
+from lanes.answer import Answer
 from lanes.counters import Counters
+from lanes.drafts.drafter import Drafter, Drafting
+from lanes.drafts.policy import Mean
 from lanes.errors import Busy, Draining, EngineFailed, LaneError, NonFiniteLogits, SlowReader
-from lanes.outbox import End, Outbox, Token
-from lanes.penalties import Penalties
+from lanes.outbox import End, Outbox
 from lanes.request import Request
 from lanes.runner import Logits, Runner
-from lanes.sampler import choose, logprobs
 from lanes.state.conversations import Begun
 from lanes.state.reuse import marks, parts
 from lanes.watchdog import Step, StepTimes, StepWatch
@@ -64,6 +65,17 @@ class Status:
     counters: Counters
     step: Step | None = None
     step_times: tuple[StepTimes, ...] = ()
+    windows_ns: tuple[Mean, ...] = ()  # of decode windows, by rows - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What a window's rows gave: why the answer ended ("" while it goes on), drafts that were right, and compared."""
+
+    reason: str
+    right: int = 0
+    checked: int = 0
+    error: LaneError | None = None
 
 
 class Engine:
@@ -75,6 +87,7 @@ class Engine:
         counters: Counters,
         *,
         prefill_chunk_rows: int,
+        drafter: Drafter | None = None,
         on_start: Callable[[], None] = lambda: None,
         on_change: Callable[[], None] = lambda: None,
         on_fatal: Callable[[], None] = lambda: None,
@@ -84,6 +97,7 @@ class Engine:
         self._watch = StepWatch()
         self._published = counters.snapshot()
         self._chunk = prefill_chunk_rows
+        self._drafter = drafter or Drafter(0)
         self._on_start = on_start
         self.on_change = on_change
         self.on_fatal = on_fatal
@@ -147,7 +161,8 @@ class Engine:
             active = self._active
             state = "draining" if self._draining or self._stopping else "ready" if active is None else "busy"
             request_id = active.request.request_id if active else ""
-            return Status(state, request_id, self._published, self._watch.step, self._watch.times)
+            windows_ns = self._drafter.beliefs.windows_ns
+            return Status(state, request_id, self._published, self._watch.step, self._watch.times, windows_ns)
 
     def _run(self) -> None:
         self._on_start()
@@ -220,30 +235,58 @@ class Engine:
         return logits
 
     def _decode(self, generation: Generation, slot: int, logits: Logits) -> tuple[str, int, LaneError | None]:
-        request = generation.request
-        position, sent = len(request.prompt_ids), 0
-        penalties = Penalties(request, logits.shape[1])
-        while not generation.cancelled():
-            token = self._choose(request, penalties, logits, position)
+        answer = Answer(generation.request, logits.shape[1])
+        drafting = self._drafter.begin(generation.request)
+        emitted = self._emit(generation, answer, drafting, logits, ())
+        while not emitted.reason:
+            emitted = self._round(generation, slot, answer, drafting)
+        return emitted.reason, answer.sent, emitted.error
+
+    def _round(self, generation: Generation, slot: int, answer: Answer, drafting: Drafting) -> Emitted:
+        """One decode window: the last token and drafts go in, the state moves by the rows that were right."""
+        began_ns = time.monotonic_ns()
+        place = answer.position - 1  # of the last token, which is not in the state yet
+        proposal = drafting.propose(slot, answer.last, place, answer.left - 1)  # at least one token is no draft
+        rows, trial = [answer.last, *proposal.ids], bool(proposal.ids)
+        asked_ns = time.monotonic_ns()
+        logits = self._step("decode", Window.of_sequence(rows, place, slot, logits="all", trial=trial), generation)
+        if logits is None:
+            return Emitted("cancelled")
+        done_ns = time.monotonic_ns()
+        emitted = self._emit(generation, answer, drafting, logits, proposal.ids)
+        window_ns = done_ns - asked_ns
+        if trial:
+            settling_ns = time.monotonic_ns()
+            self._runner.commit(slot, 1 + emitted.right)
+            self._runner.end_window()
+            window_ns += time.monotonic_ns() - settling_ns
+        drafting.learn(proposal, emitted.right, emitted.checked, window_ns)
+        self._counters.drafts(len(proposal.ids), emitted.right)
+        self._counters.decode_ns += asked_ns - began_ns + window_ns
+        return emitted
+
+    def _emit(
+        self, generation: Generation, answer: Answer, drafting: Drafting, logits: Logits, drafts: Sequence[int]
+    ) -> Emitted:
+        """Draws and sends a token from each row, for as long as the row after it was computed for that token."""
+        for right, (row, draft) in enumerate(zip(logits, (*drafts, None), strict=True)):
+            if generation.cancelled():
+                return Emitted("cancelled", right, right)
+            token = answer.draw(row)
             if not generation.outbox.put(token, generation.cancelled, limits.SLOW_READER_S):
-                return "error", sent, SlowReader("the client stopped reading")
-            sent += 1
+                return Emitted("error", right, right, SlowReader("the client stopped reading"))
+            answer.sent += 1
+            drafting.add(token.id)
             self._counters.generated_tokens += 1
             self._publish()
-            if token.id in request.stop_ids:
-                return "stop", sent, None
-            if sent == request.new_tokens:
-                return "length", sent, None
-            began_ns = time.monotonic_ns()
-            following = self._step("decode", Window.of_sequence([token.id], position, slot), generation)
-            if following is None:
-                break
-            self._counters.decode_ns += time.monotonic_ns() - began_ns
-            logits, position = following, position + 1
-        return "cancelled", sent, None
+            if reason := answer.end():
+                return Emitted(reason, right, right)
+            if token.id != draft:
+                return Emitted("", right, right + (draft is not None))
+        raise AssertionError("the last row has no draft")
 
     def _step(self, kind: str, window: Window, generation: Generation) -> Logits | None:
-        """One window and the safe point after it; None when it was left half way because of a cancel."""
+        """One window and, but for a trial, the safe point after it; None when a cancel left it half way."""
 
         def stopped() -> bool:  # asked before every layer
             self._watch.progress()
@@ -251,7 +294,8 @@ class Engine:
 
         self._watch.begin(kind)
         logits = self._runner.forward(window, stopped)
-        self._runner.end_window()
+        if logits is None or not window.trial:
+            self._runner.end_window()
         if logits is None:
             return None
         self._watch.done()
@@ -259,13 +303,6 @@ class Engine:
         if not np.isfinite(logits).all():
             raise NonFiniteLogits("the model's logits are not finite")
         return logits
-
-    def _choose(self, request: Request, penalties: Penalties, logits: Logits, position: int) -> Token:
-        row = logits[0]
-        token = choose(penalties.row(row), request.sampling, position)
-        penalties.add(token)
-        stamp_ns = time.monotonic_ns()
-        return Token(token, stamp_ns, logprobs(row, token, request.top_logprobs) if request.logprobs else None)
 
     def _end(
         self, generation: Generation, reason: str, sent: int, error: LaneError | None, before: Counters, fatal: bool

@@ -60,6 +60,10 @@ STOP_GRACE_S = 0.5
 REGION_ATTACH_S = 600.0
 REGION_WAIT_LOG_S = 2.0
 
+# drafts
+MAX_DRAFTS = 3  # tokens guessed ahead of one pass
+MAX_WINDOW_TOKENS = 1 + MAX_DRAFTS  # rows of a decode window: one token that is certain, and drafts
+
 # experts
 SCRATCH_BYTES = 64 << 20  # unweighted expert rows of one kernel call
 # Copied into the cache between two windows, at most. On a CPU lane a copy from RAM to RAM makes nothing faster: this

@@ -17,9 +17,11 @@ from lanes.counters import Counters
 from lanes.experts.store import ExpertStore, Interrupted
 from lanes.state.conversations import Begun, Conversations
 from lanes.state.pool import StatePool
+from lanes.state.sequence import SequenceState
 from lanes.window import Window
 
 Logits = npt.NDArray[np.float32]
+Row = npt.NDArray[np.float32]
 
 
 class Runner(Protocol):
@@ -40,6 +42,15 @@ class Runner(Protocol):
     def forward(self, window: Window, stopped: Callable[[], bool]) -> Logits | None:
         """Logits fp32 [n wanted, V]; or None, and the window's sequences are lost, when `stopped()` on the way."""
 
+    def commit(self, slot: int, rows: int) -> None:
+        """Of the trial window that ran last, the first `rows` rows belong to the sequence; before `end_window`."""
+
+    def guess(self, slot: int, token: int, number: int) -> Row | None:
+        """The draft layer's logits [V] for what follows `token`, the sequence's next (number 0) or the guess before.
+
+        None when `stopped` of the last window says so.
+        """
+
     def end_window(self) -> None:
         """The safe point after a window."""
 
@@ -58,6 +69,12 @@ class Model(Protocol):
 
     def forget_hints(self) -> None:
         """Hinted tokens will not come."""
+
+    def commit(self, state: SequenceState, rows: int) -> None:
+        """The first rows of the state's trial window belong to the sequence."""
+
+    def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
+        """The draft layer's logits fp32 [V]."""
 
 
 class ModelRunner:
@@ -94,8 +111,25 @@ class ModelRunner:
             logits = self._model.forward(window, self._states).numpy()
         except Interrupted:
             return None
-        self._conversations.read(window)
+        if not window.trial:
+            self._conversations.read(window)
         return logits
+
+    def commit(self, slot: int, rows: int) -> None:
+        """Moves the state on; the expert cache forgets the rows that were wrong."""
+        state = self._states[slot]
+        start, trial = state.length, state.trial
+        self._model.commit(state, rows)
+        self._experts.keep(rows)
+        if trial is not None:
+            self._conversations.read(Window.of_sequence(trial.token_ids[:rows].tolist(), start, slot))
+
+    def guess(self, slot: int, token: int, number: int) -> Row | None:
+        """Asks the draft layer."""
+        try:
+            return self._model.guess(self._states[slot], token, number).numpy()
+        except Interrupted:
+            return None
 
     def end_window(self) -> None:
         """Lets the expert cache turn over."""
@@ -104,6 +138,7 @@ class ModelRunner:
     def end(self, slot: int) -> None:
         """The conversation waits, a begun sequence's slot closes; what was still read ahead is given up."""
         self._model.forget_hints()
+        self._states[slot].trial = None
         if slot in self._conversations:
             self._conversations.end(slot)
         else:

@@ -18,6 +18,7 @@ import torch
 from lanes import limits, selftest
 from lanes.config import LaneConfig
 from lanes.counters import Counters
+from lanes.drafts.drafter import Drafter
 from lanes.engine import Engine
 from lanes.errors import StartError
 from lanes.experts.adaptive import adaptive
@@ -95,8 +96,14 @@ def assemble(config: LaneConfig) -> Lane:
         cache = ExpertCache(region, info, config.vram_budget_bytes, adaptive, counters)
         store = ExpertStore(kernel, cache, counters)
         torch.set_num_threads(len(config.cores))
+        draft_layer = info.draft_layers > 0 and config.drafts != 0
         model = load_model(
-            pack, store, device=config.device, ngram_cache_bytes=config.ngram_cache_bytes, counters=counters
+            pack,
+            store,
+            device=config.device,
+            ngram_cache_bytes=config.ngram_cache_bytes,
+            counters=counters,
+            drafts=draft_layer,
         )
         spec = model.spec
         context_tokens = min(config.context_tokens or limits.DEFAULT_CONTEXT_TOKENS, spec.max_tokens)
@@ -136,10 +143,13 @@ def assemble(config: LaneConfig) -> Lane:
             cache_bytes=counters.cache_budget_bytes,
             state_bytes=states.budget_bytes,
         )
+        drafts = config.drafts if config.drafts is not None else limits.MAX_DRAFTS * draft_layer
+        _log.info("drafts", most=drafts, layer=draft_layer)
         engine = Engine(
             runner,
             counters,
             prefill_chunk_rows=config.prefill_chunk_rows,
+            drafter=Drafter(drafts, runner.guess if draft_layer else None),
             on_start=lambda: settle_thread(config),
         )
         identity = Identity(

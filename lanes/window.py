@@ -21,6 +21,7 @@ class Window:
     positions: torch.Tensor  # int64 [R], absolute, from 0
     seq: torch.Tensor  # int64 [R]
     want_logits: torch.Tensor  # bool [R]
+    trial: bool = False  # the rows may be rejected: states do not move before a commit
 
     def __post_init__(self) -> None:
         rows = self.token_ids.shape[0]
@@ -28,7 +29,9 @@ class Window:
         assert all(t.shape == (rows,) for t in (self.positions, self.seq, self.want_logits))
 
     @classmethod
-    def of_sequence(cls, token_ids: list[int], start: int, slot: int, *, logits: str = "last") -> Window:
+    def of_sequence(
+        cls, token_ids: list[int], start: int, slot: int, *, logits: str = "last", trial: bool = False
+    ) -> Window:
         """Rows of one sequence from absolute position `start`; `logits` is "none", "last" or "all"."""
         rows = len(token_ids)
         want = torch.full((rows,), logits == "all")
@@ -39,6 +42,7 @@ class Window:
             torch.arange(start, start + rows),
             torch.full((rows,), slot, dtype=torch.int64),
             want,
+            trial,
         )
 
     def runs(self) -> list[tuple[int, int, int]]:

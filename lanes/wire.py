@@ -95,6 +95,11 @@ def lane_status(status: Status, stamp_ns: int, prefixes: PrefixLog) -> pb.LaneSt
         step_times=[
             pb.StepTimes(kind=_KINDS[times.kind], count=times.count, p99_ns=times.p99_ns) for times in status.step_times
         ],
+        decode_times=[
+            pb.DecodeTimes(rows=rows, windows=mean.count, mean_ns=round(mean.value))
+            for rows, mean in enumerate(status.windows_ns, 1)
+            if mean.count
+        ],
     )
 
 
@@ -123,6 +128,8 @@ def finished(end: End) -> pb.GenerateEvent:
                 cached_tokens=end.cached_tokens,
                 completion_tokens=end.completion_tokens,
                 restored_tokens=end.restored_tokens,
+                draft_tokens=end.counters.draft_tokens,
+                accepted_draft_tokens=end.counters.right_draft_tokens,
             ),
             counters=_counters(end.counters),
             error_code=end.error_code,

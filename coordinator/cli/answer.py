@@ -85,6 +85,8 @@ def _take(
                 "prompt_tokens": done.usage.prompt_tokens,
                 "cached_tokens": done.usage.cached_tokens,
                 "completion_tokens": done.usage.completion_tokens,
+                "draft_tokens": done.usage.draft_tokens,
+                "accepted_draft_tokens": done.usage.accepted_draft_tokens,
             }
             answer.counters = counters(done.counters)
 

@@ -30,6 +30,8 @@ _OPTIONS = (
                  help="Of each lane, for conversations that wait for their next turn. Default: the lane's."),
     click.option("--ngram-cache", "ngram_cache_bytes", type=SIZE, metavar="SIZE",
                  help="Of each lane, for rows of n-gram tables. Default: the lane's."),
+    click.option("--drafts", type=click.IntRange(0, 3), metavar="N",
+                 help="Tokens guessed ahead of a pass, at most. Default: 3 where the pack has a draft layer; 0: none."),
     click.option("--trace-routing", "trace_folder", metavar="DIR",
                  type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True, resolve_path=True),
                  help="Every lane writes a file there that says which experts its windows used; never tokens."),
@@ -42,6 +44,7 @@ LANE_OPTIONS = (
     "prefill_chunk_tokens",
     "state_budget_bytes",
     "ngram_cache_bytes",
+    "drafts",
     "trace_folder",
 )
 

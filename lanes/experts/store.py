@@ -70,6 +70,7 @@ class ExpertStore:
         layers, experts = cache.addresses.shape
         self._rows = np.zeros((layers, experts), np.int64)  # rows routed to each expert in this window
         self._window_rows = 0
+        self._chosen: dict[int, npt.NDArray[np.int64]] = {}  # by layer, of a window of few rows: [R, K]
 
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Weighted sum of the chosen experts per row, as `lanes.experts.protocol.Experts` says."""
@@ -79,6 +80,8 @@ class ExpertStore:
             raise Interrupted
         chosen = ids.shape[1]
         expert_ids, row_weights, inputs = ids.numpy(), weights.contiguous().numpy(), x.contiguous().numpy()
+        if rows <= limits.MAX_WINDOW_TOKENS:
+            self._chosen[layer] = expert_ids
         out = torch.empty((rows, hidden), dtype=torch.float32)
         result = out.numpy()
         block = max(1, self._scratch_bytes // (chosen * hidden * 4))
@@ -89,11 +92,19 @@ class ExpertStore:
             )  # fmt: skip
         return out
 
+    def keep(self, rows: int) -> None:
+        """Only the first rows of the window were right: what the others chose is no use to come back for."""
+        for layer, ids in self._chosen.items():
+            np.subtract.at(self._rows[layer], ids[rows:].reshape(-1), 1)
+        self._window_rows = rows
+
     def end_window(self) -> None:
         """The safe point: residency may change now, and only now."""
         flat = self._rows.reshape(-1)
         keys = np.flatnonzero(flat)
-        touched = Touched(keys, flat[keys], self._window_rows)
+        # A draft layer runs several times in a window: its experts count for at most as many rows as the window had.
+        touched = Touched(keys, np.minimum(flat[keys], self._window_rows), self._window_rows)
+        self._chosen.clear()
         if self.recorder is not None and keys.shape[0]:
             self.recorder(touched)
         self._cache.turn(touched)

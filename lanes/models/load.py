@@ -1,7 +1,7 @@
 """From a pack to a model: picks the architecture and hands its pieces over as torch tensors.
 
 Not here: trust. Whoever opened the pack decides whether its digests were checked. The pack must stay open as long as
-the model lives: n-gram rows are read from it as they are needed. The pack's `mtp.*` tensors are not read.
+the model lives: n-gram rows are read from it as they are needed. The pack's `mtp.*` tensors are read for drafts only.
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ class Model(Protocol):
         """Hinted tokens will not come."""
         ...
 
+    def commit(self, state: SequenceState, rows: int) -> None:
+        """The first `rows` rows of the state's trial window belong to the sequence, the others never were."""
+        ...
+
+    def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
+        """Logits fp32 [V] of what may follow `token`, which follows the sequence (number 0) or the guess before it."""
+        ...
+
 
 def load_model(
     pack: Pack,
@@ -58,8 +66,12 @@ def load_model(
     *,
     ngram_cache_bytes: int = DEFAULT_CACHE_BYTES,
     counters: Counters | None = None,
+    drafts: bool = False,
 ) -> Model:
     """The pack's model with its dense weights on `device`, matrices in `dtype`; n-gram rows in a cache of that size.
+
+    With `drafts` its draft layer too, which the pack must have (else ConfigError): `guess` then works, and a state has
+    room for it.
 
     Without `dtype`: the pack's on a GPU; fp32 on a CPU, where every bf16 weight is exact and a prompt chunk runs faster
     (64 rows of 10240 x 2560 on one AVX-512 core: 38 against 53 ms in bf16). A single row is up to 1.6 times slower and
@@ -77,19 +89,23 @@ def load_model(
         return PackTable(pack.row_reader(layer, ngram_cache_bytes // len(manifest.ngram)), counters)
 
     return _ARCHITECTURES[manifest.architecture](
-        manifest.config, Weights(_dense_tensors(pack), device, dtype), experts, table
+        manifest.config, Weights(_dense_tensors(pack), device, dtype), experts, table, drafts
     )
 
 
 Table = Callable[[int], PackTable]  # by 0-based decoder layer
 
 
-def _qwen4_exp(config: Mapping[str, object], weights: Weights, experts: Experts, table: Table) -> Model:
+def _qwen4_exp(config: Mapping[str, object], weights: Weights, experts: Experts, table: Table, drafts: bool) -> Model:
     spec = Spec.from_config(config)
-    return Qwen4Exp(spec, weights, experts, {layer: table(layer) for layer in spec.ngram_layers})
+    if drafts and not spec.draft_layers:
+        raise ConfigError("mtp_num_hidden_layers", "is 0: the model has no draft layer")
+    return Qwen4Exp(spec, weights, experts, {layer: table(layer) for layer in spec.ngram_layers}, drafts=drafts)
 
 
-_ARCHITECTURES: dict[str, Callable[[Mapping[str, object], Weights, Experts, Table], Model]] = {"qwen4_exp": _qwen4_exp}
+_ARCHITECTURES: dict[str, Callable[[Mapping[str, object], Weights, Experts, Table, bool], Model]] = {
+    "qwen4_exp": _qwen4_exp
+}
 
 
 def _dense_tensors(pack: Pack) -> Callable[[str], torch.Tensor]:

@@ -4,7 +4,8 @@ StateError                 code               retryable
 ├── StateBudgetExceeded    state_budget       yes   no room for this sequence until another one is closed
 ├── NoFreeSlot             no_slot            yes   every slot holds a sequence
 ├── UnknownSlot            unknown_slot       no    the slot holds no sequence
-└── CapacityExceeded       state_capacity     no    a sequence would outgrow what it was opened for
+├── CapacityExceeded       state_capacity     no    a sequence would outgrow what it was opened for
+└── NoTrial                no_trial           no    there are no such trial rows to take over
 """
 
 from __future__ import annotations
@@ -54,3 +55,9 @@ class CapacityExceeded(StateError):
     def __init__(self, tokens: int, capacity_tokens: int) -> None:
         self.tokens, self.capacity_tokens = tokens, capacity_tokens
         super().__init__(f"{tokens} tokens do not fit a state opened for {capacity_tokens}")
+
+
+class NoTrial(StateError):
+    """No trial window ran since the sequence moved on, or it had fewer rows."""
+
+    code = "no_trial"

@@ -18,6 +18,7 @@ import torch
 
 from lanes.state.errors import CapacityExceeded
 from lanes.state.shape import AttentionShape, DraftShape, NgramShape, RecurrentShape, StateShape
+from lanes.state.trial import Trial
 
 FIRST_ROWS = 64  # growing buffers start here, then double: each row is copied at most once more on average
 
@@ -116,6 +117,7 @@ class SequenceState:
 
     __slots__ = (
         "attention", "broken", "capacity_tokens", "context_ids", "draft", "length", "ngram", "recurrent", "shape",
+        "trial",
     )  # fmt: skip
 
     def __init__(
@@ -152,6 +154,7 @@ class SequenceState:
         if self.draft is not None:
             self.draft.waiting = 0
         self.length, self.broken = 0, False
+        self.trial: Trial | None = None
 
     def erase(self) -> None:
         """Zeroes every buffer, so that freed memory holds nobody's state; the sequence is empty then."""

@@ -30,8 +30,7 @@ def config(**changes):
 
 EVERY_OPTION = {
     "context_tokens": 512, "prefill_chunk_tokens": 7, "state_budget_bytes": 1 << 21, "ngram_cache_bytes": 1 << 20,
-    "trace_folder": Path("/traces"),
-    "log_json": True,
+    "drafts": 2, "trace_folder": Path("/traces"), "log_json": True,
 }  # fmt: skip
 
 
@@ -67,6 +66,7 @@ def test_everybody_understands_what_is_asked(run_dir, changes):
     assert wanted.lane.prefill_chunk_tokens in (None, lane.prefill_chunk_rows)
     assert wanted.lane.state_budget_bytes in (None, lane.state_budget_bytes)
     assert wanted.lane.ngram_cache_bytes in (None, lane.ngram_cache_bytes)
+    assert lane.drafts == wanted.lane.drafts
     assert lane.trace_routing == wanted.lane.trace_folder
 
     asked = own.make_context("own", arguments(owner, "shared_experts")[1:]).params

@@ -85,14 +85,16 @@ def pack_of(source: Path, experts: str, dense: str = "f32") -> Iterator[Pack]:
 
 
 @contextlib.contextmanager
-def twins(folder: Path, config: TinyConfig, *, seed: int = 0, eos_ids: list[int] | None = None) -> Iterator[Twins]:
-    """Both models of one fp32 checkpoint."""
+def twins(
+    folder: Path, config: TinyConfig, *, seed: int = 0, eos_ids: list[int] | None = None, drafts: bool = False
+) -> Iterator[Twins]:
+    """Both models of one fp32 checkpoint; `drafts`: ours with its draft layer."""
     source = write_checkpoint(folder / "checkpoint", config, seed, tokenizer=False)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     reference = Qwen4ExpForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
     with pack_of(source, "f32") as pack:
-        model: Model = load_model(pack, naive_experts(pack))
+        model: Model = load_model(pack, naive_experts(pack), drafts=drafts)
         assert isinstance(model, Qwen4Exp)
         yield Twins(reference, model)
 

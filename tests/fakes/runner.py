@@ -1,4 +1,7 @@
-"""A tiny deterministic model for the engine: the next token follows from position and last token."""
+"""A tiny deterministic model for the engine: the next token follows from position and last token.
+
+Its draft layer is an oracle: it knows the next token, and lies at the places of `lies`.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,10 @@ class FakeRunner:
         self.poison_at: int | None = None  # position whose logits are NaN
         self.raise_at: int | None = None
         self.delay_s = 0.0
+        self.trial = 0  # rows on trial
+        self.lies: Callable[[int], bool] = lambda position: False  # of a drafted token
+        self.guessed: list[int] = []  # positions of guesses
+        self.kept: list[tuple[int, int]] = []  # (rows on trial, rows kept)
 
     def begin(self, max_tokens: int) -> int:
         slot = self.opened
@@ -64,8 +71,11 @@ class FakeRunner:
         assert set(window.seq.tolist()) <= self.open
         first, rows = int(window.positions[0]), window.token_ids.shape[0]
         assert first == self.next, "positions must continue the sequence"
-        self.next = first + rows
-        assert self.next <= self.capacity
+        assert first + rows <= self.capacity
+        if window.trial:
+            self.trial = rows
+        else:
+            self.next, self.trial = first + rows, 0
         self.entered.release()
         time.sleep(self.delay_s)
         if self.gate is not None and first >= self.gate_from:
@@ -83,6 +93,21 @@ class FakeRunner:
             if position == self.poison_at:
                 logits[at, 3] = np.nan
         return logits
+
+    def commit(self, slot: int, rows: int) -> None:
+        assert slot in self.open
+        assert 1 <= rows <= self.trial
+        self.kept.append((self.trial, rows))
+        self.next, self.trial = self.next + rows, 0
+
+    def guess(self, slot: int, token: int, number: int) -> np.ndarray | None:
+        assert slot in self.open
+        position = self.next + number  # of `token`; the guess is for the place after it
+        self.guessed.append(position + 1)
+        row = np.zeros(VOCAB, np.float32)
+        lie = self.lies(position + 1)
+        row[(next_token(token, position) + lie) % VOCAB] = 9.0
+        return row
 
     def end_window(self) -> None:
         self.turns += 1

@@ -22,6 +22,7 @@ def test_the_least_command_line():
     assert config.context_tokens is None
     assert config.ngram_cache_bytes == 64 << 20
     assert config.state_budget_bytes == 512 << 20
+    assert config.drafts is None
     assert config.expert_isa is None
     assert config.trace_routing is None
 
@@ -30,7 +31,7 @@ def test_everything():
     config = parse(
         [*LEAST, "--device", "cpu", "--cores", "1-2,5", "--name", "lane-7", "--context", "4096",
          "--prefill-chunk", "64", "--ngram-cache", "1MiB", "--state-budget", "3MiB", "--region-socket", "/run/r.sock",
-         "--trace-routing", "t.trace", "--log-json"],
+         "--trace-routing", "t.trace", "--drafts", "2", "--log-json"],
         {"EXPERT_ISA": "avx2"}, CORES,
     )  # fmt: skip
     assert config.cores == (1, 2, 5)
@@ -41,6 +42,7 @@ def test_everything():
     assert str(config.trace_routing) == "t.trace"
     assert config.ngram_cache_bytes == 1 << 20
     assert config.state_budget_bytes == 3 << 20
+    assert config.drafts == 2
     with pytest.raises(AttributeError):
         config.name = "x"
 
@@ -60,6 +62,8 @@ def test_everything():
         (["--cores", "0,,1"], "--cores"),
         (["--context", "1"], "--context: '1' is not a whole number from 2 to 1048576"),
         (["--context", "1048577"], "--context"),
+        (["--drafts", "4"], "--drafts: '4' is not a whole number from 0 to 3"),
+        (["--drafts", "-1"], "--drafts"),
         (["--prefill-chunk", "0"], "--prefill-chunk: '0' is not a whole number from 1 to 8192"),
         (["--prefill-chunk", "8193"], "--prefill-chunk"),
         (["--prefill-chunk", "1e3"], "--prefill-chunk"),

@@ -23,7 +23,10 @@ OWNER = OwnerStatus("ready", 100, 100, "adopted", b"\x07" * 32, b"\x01" * 16)
 
 def state(**changes) -> State:
     counters = lane_pb2.Counters(**{name: number for number, name in enumerate(FIELDS, 1)})
-    lanes = [LaneView(f"lane-{k}", "", "ready", b"i", MODEL, k, 9, "cpu", counters) for k in range(2)]
+    lanes = [
+        LaneView(f"lane-{k}", "", "ready", b"i", MODEL, k, 9, "cpu", counters, decode_ns=((1, 7 * 10**6),))
+        for k in range(2)
+    ]
     totals = LaneTotals()
     totals.look(lanes)
     base = State(lanes, {lane.name: totals.of(lane.name) for lane in lanes}, {"lane-1": 1}, 3, 256, MODEL, OWNER, 4)
@@ -76,6 +79,9 @@ def test_values_are_what_happened():
     assert value("expressway_lane_expert_lookups_total", lane="lane-0", source="region") == number["expert_misses"]
     assert value("expressway_lane_busy_seconds_total", lane="lane-0", phase="decode") == number["decode_ns"] * 1e-9
     assert value("expressway_lane_cache_used_bytes", lane="lane-0") == number["cache_used_bytes"]
+    assert value("expressway_lane_drafts_total", lane="lane-0", place="2") == number["drafts_at_2"]
+    assert value("expressway_lane_drafts_accepted_total", lane="lane-0", place="3") == number["drafts_right_at_3"]
+    assert value("expressway_lane_decode_window_seconds", lane="lane-1", rows="1") == pytest.approx(0.007)
     assert value("expressway_region_bytes") == 100
     assert value("expressway_owner_up") == 1
     assert value("expressway_owner_restarts_total") == 4
@@ -192,7 +198,7 @@ def test_labels_are_bounded_whatever_happens():
     assert outcomes <= {*every_error, "stop", "length", "cancelled", "other"}
     assert "other" in outcomes
     lanes = [each for each in seen if each[0].startswith("expressway_lane_")]
-    assert len(lanes) == 2 * (len(FIELDS) + len(LANE_STATES) + 4)  # running, restarts, device, resident
+    assert len(lanes) == 2 * (len(FIELDS) + len(LANE_STATES) + 5)  # running, restarts, device, resident, window
 
 
 def test_nothing_is_registered_globally():

@@ -68,14 +68,31 @@ class Attention:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for run in rows.runs:
             state, part = run.state.attention[self._layer], run.rows
-            state.keys[:, run.start : run.stop] = k[part].transpose(0, 1)
-            state.values[:, run.start : run.stop] = v[part].transpose(0, 1)
-            state.raw_index_keys[run.start : run.stop] = raw_keys[part]
-            self._indexer.complete_blocks(state, run)
+            self._write(state, run, k[part], v[part], raw_keys[part])
             self._attend(q[part], index_q[part], state, run, out[part])
         out *= gate.sigmoid()
         result = product(out.flatten(1), self._output)
         return result if self._output_bias is None else result + self._output_bias
+
+    def remember(self, u: torch.Tensor, rows: Rows) -> None:
+        """The rows' keys and values alone: for rows that nobody asks anything. u: fp32 [R, H]."""
+        first, last = self._split[0], self._split[0] + 2 * self._split[1]
+        projected = product(u, self._inputs[first:last])
+        if self._input_bias is not None:
+            projected += self._input_bias[first:last]
+        k, v = (x.unflatten(1, (-1, self._spec.head_dim)) for x in projected.chunk(2, dim=1))
+        cos, sin = (x[:, None] for x in rows.rotation)
+        k = rotate(rms(k, self._spec.eps) * self._norm_k, cos, sin)
+        raw_keys = product(u, self._inputs[-self._spec.index_dim :])
+        for run in rows.runs:
+            self._write(run.state.attention[self._layer], run, k[run.rows], v[run.rows], raw_keys[run.rows])
+
+    def _write(self, state: AttentionState, run: Run, k: torch.Tensor, v: torch.Tensor, raw_keys: torch.Tensor) -> None:
+        """k, v: [T, KV, D]; raw_keys: [T, J]."""
+        state.keys[:, run.start : run.stop] = k.transpose(0, 1)
+        state.values[:, run.start : run.stop] = v.transpose(0, 1)
+        state.raw_index_keys[run.start : run.stop] = raw_keys
+        self._indexer.complete_blocks(state, run)
 
     def _attend(
         self, q: torch.Tensor, index_q: torch.Tensor, state: AttentionState, run: Run, out: torch.Tensor

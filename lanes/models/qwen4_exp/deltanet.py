@@ -14,11 +14,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from lanes.models.delta_rule import delta_rule
+from lanes.models.delta_rule import delta_rule, recurrent
 from lanes.models.ops import causal_conv, product, rms
 from lanes.models.qwen4_exp.rows import Rows
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.weights import Weights
+from lanes.state.trial import RecurrentInputs
 
 L2_EPS = 1e-6
 
@@ -55,8 +56,12 @@ class DeltaNet:
         out = torch.empty_like(v)  # [R, N, V]
         for run in rows.runs:
             part = run.rows
-            matrix = run.state.recurrent[self._layer].matrix
-            out[part] = delta_rule(matrix, q[part], k[part], v[part], g[part], beta[part])
+            matrix, steps = run.state.recurrent[self._layer].matrix, (q[part], k[part], v[part], g[part], beta[part])
+            if run.trial is None:
+                out[part] = delta_rule(matrix, *steps)
+            else:
+                out[part] = recurrent(run.trial.copy_of(matrix), *steps)
+                run.trial.recurrent[self._layer] = RecurrentInputs(steps, qkv[part])
         gate = z.view_as(out)
         gate = gate.sigmoid() if spec.gate == "sigmoid" else F.silu(gate)
         out = (rms(out, spec.eps) * self._norm).mul_(gate)
@@ -70,7 +75,8 @@ class DeltaNet:
             tail = run.state.recurrent[self._layer].conv
             columns = torch.cat((tail, qkv[run.rows]))
             mixed[run.rows] = causal_conv(columns, self._taps)
-            tail.copy_(columns[-tail.shape[0] :])
+            if run.trial is None:
+                tail.copy_(columns[-tail.shape[0] :])
         mixed = F.silu(mixed, inplace=True)
         wide = spec.key_heads * spec.key_dim
         keys, v = mixed.split((2 * wide, spec.value_heads * spec.value_dim), dim=1)

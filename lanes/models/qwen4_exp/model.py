@@ -13,15 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from lanes.experts.protocol import Experts
+from lanes.models.delta_rule import recurrent
 from lanes.models.ops import product
 from lanes.models.qwen4_exp.attention import Attention
 from lanes.models.qwen4_exp.deltanet import DeltaNet
 from lanes.models.qwen4_exp.moe import Moe
+from lanes.models.qwen4_exp.mtp import DraftLayer
 from lanes.models.qwen4_exp.ngram import NgramLayer, NgramTable
 from lanes.models.qwen4_exp.rows import Rotary, Rows, prepare
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.qwen4_exp.stream import Connected, Mixer
 from lanes.models.weights import Weights
+from lanes.state.commit import commit, shift
 from lanes.state.sequence import SequenceState
 from lanes.state.shape import StateShape
 from lanes.window import Window
@@ -32,9 +35,17 @@ StreamBlock = Callable[[torch.Tensor, Rows], torch.Tensor]  # x [R, S, H] in, x 
 class Qwen4Exp:
     """A loaded model. Windows go in one at a time; the model itself holds no sequence."""
 
-    def __init__(self, spec: Spec, weights: Weights, experts: Experts, tables: Mapping[int, NgramTable]) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        weights: Weights,
+        experts: Experts,
+        tables: Mapping[int, NgramTable],
+        *,
+        drafts: bool = False,
+    ) -> None:
         self.spec, self.device, self.dtype = spec, weights.device, weights.dtype
-        self.state_shape: StateShape = spec.state_shape(weights.dtype)
+        self.state_shape: StateShape = spec.state_shape(weights.dtype, drafts=drafts)
         self._rotary = Rotary(spec.rotary_dim, spec.rope_theta, weights.device)
         body = weights.under("model")
         self._embedding = body.matrix(("embed_tokens.weight", spec.vocab), columns=spec.hidden)
@@ -58,6 +69,9 @@ class Qwen4Exp:
         # The head stays fp32: a bf16 product rounds logits to 8 bits, which ties neighbours at the top.
         head = body.under("embed_tokens") if spec.tied else weights.under("lm_head")
         self._head = head.matrix(("weight", spec.vocab), columns=spec.hidden, dtype=torch.float32)
+        self._drafts: DraftLayer | None = None
+        if drafts:
+            self._drafts = DraftLayer(spec, weights.under("mtp"), experts, self._embedding, self._head, self._rotary)
 
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:
         """Tokens start..end-1 of the sequence `ids` will soon be rows: what they need from disk begins to be read."""
@@ -81,7 +95,7 @@ class Qwen4Exp:
         for layer in self._ngrams:
             layer.begin(rows)
         for run in rows.runs:
-            run.state.broken = True
+            run.state.broken = not window.trial  # which leaves a state as it is
         x = self._embedding[window.token_ids.to(self.device)].float()
         x = x[:, None].repeat(1, self.spec.streams, 1)  # [R, S, H]
         for block in self._blocks:
@@ -89,8 +103,26 @@ class Qwen4Exp:
         u, _ = self._mixer(x[window.want_logits.to(self.device)])
         logits = product(u, self._head)
         for run in rows.runs:
-            state = run.state
-            context = torch.cat((state.context_ids, window.token_ids[run.rows]))
-            state.context_ids.copy_(context[context.shape[0] - state.context_ids.shape[0] :])
+            state, ids, streams = run.state, window.token_ids[run.rows], x[run.rows].flatten(1)
+            if run.trial is not None:
+                run.trial.streams, state.trial = streams, run.trial
+                continue
+            if self._drafts is not None:
+                self._drafts.follow(state, streams, ids)
+            shift(state.context_ids, ids)
             state.length, state.broken = run.stop, False
         return logits
+
+    @torch.no_grad()
+    def commit(self, state: SequenceState, rows: int) -> None:
+        """The first `rows` rows of the state's trial window belong to the sequence, the others never were."""
+        trial = state.trial
+        if self._drafts is not None and trial is not None and trial.streams is not None:
+            self._drafts.follow(state, trial.streams[:rows], trial.token_ids[:rows])
+        commit(state, rows, recurrent)
+
+    @torch.no_grad()
+    def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
+        """The draft layer's logits fp32 [V] of what follows `token`; see `DraftLayer.guess`."""
+        assert self._drafts is not None, "the model was loaded with its draft layer"
+        return self._drafts.guess(state, token, number)

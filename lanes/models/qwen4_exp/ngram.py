@@ -117,7 +117,10 @@ class NgramLayer:
             tail = run.state.ngram[self._layer].conv
             columns = torch.cat((tail, normed[run.rows]))
             x[run.rows] += F.silu(causal_conv(columns, self._taps, spec.ngram_order)).view(-1, *x.shape[1:])
-            tail.copy_(columns[-tail.shape[0] :])
+            if run.trial is None:
+                tail.copy_(columns[-tail.shape[0] :])
+            else:
+                run.trial.ngram[self._layer] = normed[run.rows]
         return x
 
     def _row_ids(self, history: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from lanes.models.errors import WindowError
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.state.sequence import SequenceState
+from lanes.state.trial import Trial
 from lanes.window import Window
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin: fp32 [rows, P]
@@ -30,6 +31,7 @@ class Run:
     start: int
     stop: int
     blocks: Rotation  # of the first token of every index block that these rows complete
+    trial: Trial | None = None  # where the rows' changes go instead of the state
 
     @property
     def rows(self) -> slice:
@@ -83,7 +85,9 @@ def prepare(window: Window, states: Mapping[int, SequenceState], spec: Spec, rot
             raise WindowError(f"slot {slot}: positions must be {start}..{stop - 1}, one after another")
         seen.add(slot)
         size = spec.index_block_tokens
-        runs.append(Run(state, first, end, start, stop, rotary.at(torch.arange(start // size, stop // size) * size)))
+        blocks = rotary.at(torch.arange(start // size, stop // size) * size)
+        runs.append(Run(state, first, end, start, stop, blocks, Trial(ids[first:end]) if window.trial else None))
     for run in runs:
         run.state.reserve(run.stop)
+        run.state.trial = None
     return Rows(ids, tuple(runs), rotary.at(window.positions))

@@ -57,9 +57,9 @@ class Connected:
     """A block with its hyper-connection: x += injection * block(mixed x)."""
 
     def __init__(self, spec: Spec, weights: Weights, block: Block) -> None:
-        self._mixer, self._block = Mixer(spec, weights, injects=True), block
+        self.mixer, self._block = Mixer(spec, weights, injects=True), block
 
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """x [R, S, H], changed in place and returned."""
-        u, injection = self._mixer(x)
+        u, injection = self.mixer(x)
         return x.addcmul_(injection[:, :, None], self._block(u, rows)[:, None, :])

@@ -100,13 +100,14 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., expert_format: _Optional[str] = ..., region_bytes: _Optional[int] = ..., max_output_tokens: _Optional[int] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
-    __slots__ = ("state", "counters", "active_request_id", "stamp_ns", "step", "step_times", "resident_sequences", "prefix_sequence")
+    __slots__ = ("state", "counters", "active_request_id", "stamp_ns", "step", "step_times", "decode_times", "resident_sequences", "prefix_sequence")
     STATE_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     STAMP_NS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TIMES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     state: LaneState
@@ -115,9 +116,10 @@ class LaneStatus(_message.Message):
     stamp_ns: int
     step: RunningStep
     step_times: _containers.RepeatedCompositeFieldContainer[StepTimes]
+    decode_times: _containers.RepeatedCompositeFieldContainer[DecodeTimes]
     resident_sequences: int
     prefix_sequence: int
-    def __init__(self, state: _Optional[_Union[LaneState, str]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., active_request_id: _Optional[str] = ..., stamp_ns: _Optional[int] = ..., step: _Optional[_Union[RunningStep, _Mapping]] = ..., step_times: _Optional[_Iterable[_Union[StepTimes, _Mapping]]] = ..., resident_sequences: _Optional[int] = ..., prefix_sequence: _Optional[int] = ...) -> None: ...
+    def __init__(self, state: _Optional[_Union[LaneState, str]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., active_request_id: _Optional[str] = ..., stamp_ns: _Optional[int] = ..., step: _Optional[_Union[RunningStep, _Mapping]] = ..., step_times: _Optional[_Iterable[_Union[StepTimes, _Mapping]]] = ..., decode_times: _Optional[_Iterable[_Union[DecodeTimes, _Mapping]]] = ..., resident_sequences: _Optional[int] = ..., prefix_sequence: _Optional[int] = ...) -> None: ...
 
 class RunningStep(_message.Message):
     __slots__ = ("kind", "started_ns", "progress_ns", "p99_ns")
@@ -141,8 +143,18 @@ class StepTimes(_message.Message):
     p99_ns: int
     def __init__(self, kind: _Optional[_Union[StepKind, str]] = ..., count: _Optional[int] = ..., p99_ns: _Optional[int] = ...) -> None: ...
 
+class DecodeTimes(_message.Message):
+    __slots__ = ("rows", "windows", "mean_ns")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_NS_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    windows: int
+    mean_ns: int
+    def __init__(self, rows: _Optional[int] = ..., windows: _Optional[int] = ..., mean_ns: _Optional[int] = ...) -> None: ...
+
 class Counters(_message.Message):
-    __slots__ = ("requests", "prompt_tokens", "generated_tokens", "windows", "expert_hits", "expert_misses", "expert_hit_bytes", "expert_miss_bytes", "cache_admissions", "cache_evictions", "cache_used_bytes", "cache_budget_bytes", "cancelled", "failed", "prefill_ns", "decode_ns", "ngram_rows", "ngram_cache_hits", "ngram_prefetch_hits", "ngram_read_bytes", "ngram_wait_ns", "cache_admitted_hits", "reused_tokens", "checkpoints", "state_used_bytes", "state_budget_bytes", "parks", "park_bytes", "park_ns", "restores", "restore_ns", "restores_refused")
+    __slots__ = ("requests", "prompt_tokens", "generated_tokens", "windows", "expert_hits", "expert_misses", "expert_hit_bytes", "expert_miss_bytes", "cache_admissions", "cache_evictions", "cache_used_bytes", "cache_budget_bytes", "cancelled", "failed", "prefill_ns", "decode_ns", "ngram_rows", "ngram_cache_hits", "ngram_prefetch_hits", "ngram_read_bytes", "ngram_wait_ns", "cache_admitted_hits", "decode_windows", "drafts_at_1", "drafts_at_2", "drafts_at_3", "drafts_right_at_1", "drafts_right_at_2", "drafts_right_at_3", "reused_tokens", "checkpoints", "state_used_bytes", "state_budget_bytes", "parks", "park_bytes", "park_ns", "restores", "restore_ns", "restores_refused")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +177,13 @@ class Counters(_message.Message):
     NGRAM_READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     NGRAM_WAIT_NS_FIELD_NUMBER: _ClassVar[int]
     CACHE_ADMITTED_HITS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_AT_1_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_AT_2_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_AT_3_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_RIGHT_AT_1_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_RIGHT_AT_2_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_RIGHT_AT_3_FIELD_NUMBER: _ClassVar[int]
     REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     STATE_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +216,13 @@ class Counters(_message.Message):
     ngram_read_bytes: int
     ngram_wait_ns: int
     cache_admitted_hits: int
+    decode_windows: int
+    drafts_at_1: int
+    drafts_at_2: int
+    drafts_at_3: int
+    drafts_right_at_1: int
+    drafts_right_at_2: int
+    drafts_right_at_3: int
     reused_tokens: int
     checkpoints: int
     state_used_bytes: int
@@ -207,7 +233,7 @@ class Counters(_message.Message):
     restores: int
     restore_ns: int
     restores_refused: int
-    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., windows: _Optional[int] = ..., expert_hits: _Optional[int] = ..., expert_misses: _Optional[int] = ..., expert_hit_bytes: _Optional[int] = ..., expert_miss_bytes: _Optional[int] = ..., cache_admissions: _Optional[int] = ..., cache_evictions: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., cache_budget_bytes: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., ngram_rows: _Optional[int] = ..., ngram_cache_hits: _Optional[int] = ..., ngram_prefetch_hits: _Optional[int] = ..., ngram_read_bytes: _Optional[int] = ..., ngram_wait_ns: _Optional[int] = ..., cache_admitted_hits: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., checkpoints: _Optional[int] = ..., state_used_bytes: _Optional[int] = ..., state_budget_bytes: _Optional[int] = ..., parks: _Optional[int] = ..., park_bytes: _Optional[int] = ..., park_ns: _Optional[int] = ..., restores: _Optional[int] = ..., restore_ns: _Optional[int] = ..., restores_refused: _Optional[int] = ...) -> None: ...
+    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., windows: _Optional[int] = ..., expert_hits: _Optional[int] = ..., expert_misses: _Optional[int] = ..., expert_hit_bytes: _Optional[int] = ..., expert_miss_bytes: _Optional[int] = ..., cache_admissions: _Optional[int] = ..., cache_evictions: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., cache_budget_bytes: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., ngram_rows: _Optional[int] = ..., ngram_cache_hits: _Optional[int] = ..., ngram_prefetch_hits: _Optional[int] = ..., ngram_read_bytes: _Optional[int] = ..., ngram_wait_ns: _Optional[int] = ..., cache_admitted_hits: _Optional[int] = ..., decode_windows: _Optional[int] = ..., drafts_at_1: _Optional[int] = ..., drafts_at_2: _Optional[int] = ..., drafts_at_3: _Optional[int] = ..., drafts_right_at_1: _Optional[int] = ..., drafts_right_at_2: _Optional[int] = ..., drafts_right_at_3: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., checkpoints: _Optional[int] = ..., state_used_bytes: _Optional[int] = ..., state_budget_bytes: _Optional[int] = ..., parks: _Optional[int] = ..., park_bytes: _Optional[int] = ..., park_ns: _Optional[int] = ..., restores: _Optional[int] = ..., restore_ns: _Optional[int] = ..., restores_refused: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "seed", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens")
@@ -307,16 +333,20 @@ class TokenLogprob(_message.Message):
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "restored_tokens")
+    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "restored_tokens", "draft_tokens", "accepted_draft_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     restored_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ...) -> None: ...
+    draft_tokens: int
+    accepted_draft_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "usage", "counters", "error_code", "error_message")

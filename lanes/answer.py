@@ -1,0 +1,43 @@
+"""The output of one generation as it grows: draws the next token, and knows when it was the last.
+
+Not here: where logits come from, sending (engine). Drafts change nothing here: a token is a function of (its row of
+logits, request, output so far), whatever window the row was in.
+"""
+
+from __future__ import annotations
+
+import time
+
+from lanes.outbox import Token
+from lanes.penalties import Penalties
+from lanes.request import Request
+from lanes.runner import Row
+from lanes.sampler import choose, logprobs
+
+
+class Answer:
+    """`position` is the place in the sequence that the next token takes, `sent` counts the ones that were drawn."""
+
+    def __init__(self, request: Request, vocab_size: int) -> None:
+        self.position, self.sent, self.last = len(request.prompt_ids), 0, -1
+        self._request, self._penalties = request, Penalties(request, vocab_size)
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still come."""
+        return self._request.new_tokens - self.sent
+
+    def draw(self, row: Row) -> Token:
+        """The next token, from its raw logits [V]."""
+        request = self._request
+        token = choose(self._penalties.row(row), request.sampling, self.position)
+        self._penalties.add(token)
+        self.position, self.last = self.position + 1, token
+        stamp_ns = time.monotonic_ns()
+        return Token(token, stamp_ns, logprobs(row, token, request.top_logprobs) if request.logprobs else None)
+
+    def end(self) -> str:
+        """Why the token that was sent last is the last one; empty when it is not."""
+        if self.last in self._request.stop_ids:
+            return "stop"
+        return "length" if self.left == 0 else ""

@@ -1,0 +1,1 @@
+"""Drafts: tokens guessed ahead and checked in one window: who guesses (chain, lookup), how many (policy), rounds."""

@@ -1,0 +1,89 @@
+"""The rounds of drafts as the engine sees them: propose before a window, learn after it.
+
+    Drafter     one per lane: what it has learnt about costs and proposers outlives a generation
+    Drafting    one per generation: its lookup index
+
+Not here: deciding (policy), guessing (chain, lookup), checking: a draft is right when it is the token that the engine
+draws from the model's own logits at that place.
+
+Invariant: a proposal never has more ids than asked for, all in the vocabulary; with `most` 0 nothing is ever proposed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from lanes.drafts import policy
+from lanes.drafts.chain import chain
+from lanes.drafts.lookup import Lookup
+from lanes.drafts.policy import Beliefs, Round
+from lanes.drafts.proposal import NOTHING, Proposal
+from lanes.request import Request
+from lanes.runner import Row
+
+LayerGuess = Callable[[int, int, int], "Row | None"]  # (slot, token, number): `Runner.guess`
+
+
+@dataclass(slots=True, eq=False)
+class Drafter:
+    """Drafts of one lane, at most `most` a round; `layer` is None where the model has no draft layer."""
+
+    most: int
+    layer: LayerGuess | None = None
+    vocabulary: Sequence[int] | None = None  # tokens of the layer's logits; None: all, in order
+    clock: Callable[[], int] = time.monotonic_ns
+    beliefs: Beliefs = field(default_factory=Beliefs)
+
+    def begin(self, request: Request) -> Drafting:
+        """A new generation."""
+        return Drafting(self, request, Lookup(request.prompt_ids) if self.most else None)
+
+
+@dataclass(slots=True, eq=False)
+class Drafting:
+    """Drafts of one generation."""
+
+    drafter: Drafter
+    request: Request
+    lookup: Lookup | None
+    _guesses: int = 0
+    _draft_ns: int = 0
+
+    def add(self, token: int) -> None:
+        """The answer has one more token."""
+        if self.lookup is not None:
+            self.lookup.add(token)
+
+    def propose(self, slot: int, token: int, position: int, most: int) -> Proposal:
+        """Drafts after `token`, the answer's last, which stands at `position` and has been told to `add`."""
+        drafter, began_ns = self.drafter, self.drafter.clock()
+        self._guesses = 0
+        proposal = self._proposal(slot, token, position, min(most, drafter.most))
+        self._draft_ns = drafter.clock() - began_ns
+        return proposal
+
+    def learn(self, proposal: Proposal, right: int, checked: int, window_ns: int) -> None:
+        """The window after `propose` is over: its time, with the commit's."""
+        if self.drafter.most:
+            done = Round(proposal, self._guesses, self._draft_ns, window_ns, right, checked)
+            self.drafter.beliefs = policy.learn(self.drafter.beliefs, done)
+
+    def _proposal(self, slot: int, token: int, position: int, most: int) -> Proposal:
+        beliefs, layer = self.drafter.beliefs, self.drafter.layer
+        if most < 1:
+            return NOTHING
+        if self.lookup is not None and (room := policy.may_try(beliefs, "lookup", most)):
+            copied = self.lookup.propose(room)
+            while copied.ids and not policy.worth(beliefs, "lookup", copied.sure):
+                copied = Proposal("lookup", copied.ids[:-1], copied.sure[:-1])
+            if copied.ids:
+                return copied
+        if layer is None or not (room := policy.may_try(beliefs, "layer", most)):
+            return NOTHING
+        proposal, self._guesses = chain(
+            beliefs, lambda *asked: layer(slot, *asked), token, position + 1, self.request.sampling, room,
+            self.drafter.vocabulary,
+        )  # fmt: skip
+        return proposal

@@ -1,0 +1,204 @@
+"""How many drafts a round may carry: a pure function of what earlier rounds cost and brought. No clock, no model.
+
+A window of T rows costs more than one of one row, and brings 1 token and as many drafts as were right. Both are
+measured, never assumed:
+
+    worth of a draft     P(it and all before it are right), from how often drafts of its kind were, against
+                         λ · (time of T + 1 rows − time of T rows), λ being the tokens per time that the lane reaches
+    gain of a try        tokens − time / time of a single row: what the round brought beyond going one by one. A
+                         proposer whose gains average below 0 pauses, twice as long each time, then is tried again
+    the account          every round pays ALLOWED of a single window in, and its gain, losses too; a try that could
+                         cost more than the account holds is not made
+
+The account is the promise: whatever drafts do, N rounds take at most (1 + ALLOWED) · N + FIRST windows of one row.
+Times are by the caller's clock; a stall of the machine counts at most MOST_GAIN windows.
+
+Invariant: `learn` changes nothing it was given; every number stays finite.
+
+Letters: T rows of a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from lanes.drafts.proposal import SOURCES, Proposal, Source
+from lanes.limits import MAX_DRAFTS, MAX_WINDOW_TOKENS
+
+ALLOWED = 0.03  # windows of one row that a round may cost more, in the long run
+FIRST = 2.0  # windows that the account holds when the lane starts
+MOST_SPARE = 4.0  # windows that it can hold: earlier profit pays for no long loss
+MOST_GAIN = 4.0  # windows that one round counts at most, either way
+LEVELS = 8  # kinds of drafts by how sure their proposer was
+SINGLES = 3  # windows of one row before the first try
+SINGLE_EVERY = 64  # rounds, then one row again: its time is the measure of everything
+TRIES = 4  # of a proposer before it is judged
+PATIENCE = 1.0  # windows that its last tries may have lost
+PAUSE, MOST_PAUSE = 16, 512  # rounds
+GUESSED_SLOPE = 0.25  # of a single window's time for each further row, until it was measured
+_FAST, _GAIN, _SLOW = 1 / 8, 1 / 16, 1 / 32  # weights of the newest in running means
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A running mean; the first values count alike."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def with_value(self, value: float, weight: float) -> Mean:
+        """One more."""
+        count = self.count + 1
+        return Mean(self.value + (value - self.value) * max(weight, 1 / count), count)
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What is known of one proposer."""
+
+    right: tuple[tuple[float, ...], ...]  # [place of the draft][level]: share of drafts that were right
+    gain: Mean = Mean()  # windows of one row, by try
+    pause: int = 0  # rounds until it is tried again
+    next_pause: int = PAUSE
+
+
+PRIOR = tuple((kind + 0.5) / LEVELS for kind in range(LEVELS))  # a proposer is as right as it is sure
+
+
+def _fresh() -> dict[Source, Trust]:
+    return {source: Trust((PRIOR,) * MAX_DRAFTS) for source in SOURCES}
+
+
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """Everything a lane has learnt about drafts; times in ns."""
+
+    windows_ns: tuple[Mean, ...] = (Mean(),) * MAX_WINDOW_TOKENS  # by T - 1
+    guess_ns: Mean = Mean()  # of one guess of the draft layer
+    tokens: Mean = Mean()  # of a round
+    round_ns: Mean = Mean()
+    trust: dict[Source, Trust] = field(default_factory=_fresh)
+    spare: float = FIRST  # the account: windows of one row
+    since_single: int = 0
+
+    def window_ns(self, rows: int) -> float:
+        """Time of a window of that many rows: measured, or along the line from one row to the longest measured."""
+        single, known = self.windows_ns[0].value, self.windows_ns[rows - 1]
+        if known.count:
+            return max(known.value, single)
+        longest = max((t for t in range(2, rows) if self.windows_ns[t - 1].count), default=0)
+        slope = GUESSED_SLOPE * single
+        if longest:
+            slope = max(0.0, self.windows_ns[longest - 1].value - single) / (longest - 1)
+        return single + slope * (rows - 1)
+
+    def rate(self) -> float:
+        """Tokens per ns that the lane reaches, at least one per window of one row."""
+        reached = self.tokens.value / self.round_ns.value if self.round_ns.value else 0.0
+        return max(reached, 1 / max(self.windows_ns[0].value, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one decode round was: a proposal, perhaps cut short by `worth`, and a window of 1 + its ids rows."""
+
+    proposal: Proposal
+    guesses: int  # of the draft layer, kept or not
+    draft_ns: int
+    window_ns: int
+    right: int  # drafts that were accepted
+    checked: int  # drafts that were compared: the right ones and the first wrong one
+
+
+def level(sure: float) -> int:
+    """The kind of a draft."""
+    return min(LEVELS - 1, max(0, int(sure * LEVELS)))
+
+
+def may_try(beliefs: Beliefs, source: Source, most: int) -> int:
+    """How many drafts of that proposer this round may carry, 0 to `most`."""
+    single = beliefs.windows_ns[0]
+    if single.count < SINGLES or beliefs.since_single >= SINGLE_EVERY or beliefs.trust[source].pause > 0:
+        return 0
+    guess_ns = beliefs.guess_ns.value if source == "layer" else 0.0
+    longest = max(rows for rows, mean in enumerate(beliefs.windows_ns, 1) if mean.count)
+    for drafts in range(min(most, longest), 0, -1):  # one row more than was ever measured
+        cost = (beliefs.window_ns(1 + drafts) + drafts * guess_ns) / single.value - 1.0
+        if cost <= beliefs.spare:
+            return drafts
+    return 0
+
+
+def worth(beliefs: Beliefs, source: Source, sure: Sequence[float]) -> bool:
+    """Whether the last of these drafts deserves its row, given the ones before it."""
+    more_ns = beliefs.window_ns(1 + len(sure)) - beliefs.window_ns(len(sure))
+    return _reach(beliefs, source, sure) >= beliefs.rate() * more_ns
+
+
+def worth_guessing(beliefs: Beliefs, sure: Sequence[float]) -> bool:
+    """Whether to ask the draft layer once more after these; the next guess is taken to be as sure as the last."""
+    place, trust = len(sure), beliefs.trust["layer"]
+    if place == 0 and trust.gain.count < TRIES:
+        return True  # it is being tried, and the account can bear it
+    right = trust.right[place]
+    more_ns = beliefs.window_ns(2 + place) - beliefs.window_ns(1 + place) + beliefs.guess_ns.value
+    next_right = right[level(sure[-1])] if sure else max(right)
+    return _reach(beliefs, "layer", sure) * next_right >= beliefs.rate() * more_ns
+
+
+def _reach(beliefs: Beliefs, source: Source, sure: Sequence[float]) -> float:
+    """The probability that all of them are right."""
+    share = 1.0
+    for place, each in enumerate(sure):
+        share *= beliefs.trust[source].right[place][level(each)]
+    return share
+
+
+def learn(beliefs: Beliefs, done: Round) -> Beliefs:
+    """After a round."""
+    proposal, rows = done.proposal, 1 + len(done.proposal.ids)
+    tokens, spent_ns = 1 + done.right, done.draft_ns + done.window_ns
+    windows = list(beliefs.windows_ns)
+    windows[rows - 1] = _timed(windows[rows - 1], done.window_ns)
+    single_ns = max(windows[0].value, 1.0)
+    known = windows[0].count >= SINGLES
+    gain = max(-MOST_GAIN, min(MOST_GAIN, tokens - spent_ns / single_ns)) if known and proposal.asked else 0.0
+    trust = {source: replace(each, pause=max(0, each.pause - 1)) for source, each in beliefs.trust.items()}
+    if proposal.asked:
+        trust[proposal.source] = _judged(trust[proposal.source], done, gain)
+    guess_ns = beliefs.guess_ns
+    if done.guesses:
+        guess_ns = _timed(guess_ns, done.draft_ns // done.guesses)
+    return Beliefs(
+        windows_ns=tuple(windows),
+        guess_ns=guess_ns,
+        tokens=beliefs.tokens.with_value(tokens, _SLOW),
+        round_ns=_timed(beliefs.round_ns, spent_ns, _SLOW),
+        trust=trust,
+        spare=min(MOST_SPARE, beliefs.spare + (ALLOWED if known else 0.0) + gain),
+        since_single=0 if rows == 1 else beliefs.since_single + 1,
+    )
+
+
+def _timed(mean: Mean, sample_ns: float, weight: float = _FAST) -> Mean:
+    """A time: a stall of the machine moves the mean no further than four times its value."""
+    limit = 4 * mean.value if mean.count else sample_ns
+    return mean.with_value(min(sample_ns, limit), weight)
+
+
+def _judged(trust: Trust, done: Round, gain: float) -> Trust:
+    """A proposer after a try."""
+    right = list(trust.right)
+    for place in range(done.checked):
+        kind, hit = level(done.proposal.sure[place]), float(place < done.right)
+        row = list(right[place])
+        row[kind] += (hit - row[kind]) * _SLOW * (4 if trust.gain.count < 32 else 1)
+        right[place] = tuple(row)
+    mean = trust.gain.with_value(gain, _GAIN)
+    losing = mean.value * min(mean.count, 2 * TRIES) < -PATIENCE or (mean.count >= 4 * TRIES and mean.value < 0.0)
+    if mean.count >= TRIES and losing:
+        # What comes after the pause may be another kind of text: half of what was learnt is forgotten.
+        eased = tuple(tuple((a + b) / 2 for a, b in zip(row, PRIOR, strict=True)) for row in right)
+        return Trust(eased, Mean(), trust.next_pause, min(MOST_PAUSE, 2 * trust.next_pause))
+    return Trust(tuple(right), mean, 0, PAUSE if mean.count > 4 * TRIES else trust.next_pause)

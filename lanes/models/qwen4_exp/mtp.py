@@ -1,0 +1,112 @@
+"""The draft layer ("MTP"): one more decoder layer that guesses the token after the next.
+
+    e    = W_e (rms(embedding of token r + 1) * w)            hidden [H]
+    h_i  = W_h ((rms(x) * w)_i)                               x: token r's residual streams, normed as ONE vector of S·H
+    in_i = e + h_i                                            S streams
+    x'   = layer(in)                                          attention and experts, both with hyper-connections
+    logits of token r + 2 = head(mixer(x'));   the next guess takes x' for x and its own token
+
+Embedding and head are the model's. Its row r stands at position r + 1 and its index blocks count its own rows. Keys and
+values depend on `in` alone, so tokens that it only has to remember cost two projections and no expert.
+Not here: which guess is worth a row (`lanes.drafts`).
+
+Invariant: keys of accepted tokens come from accepted streams only (see `DraftState`); a guess's rows lie past them.
+
+Letters: R rows, S streams, H hidden, D vocabulary of drafts.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lanes.experts.protocol import Experts
+from lanes.models.ops import product, rms
+from lanes.models.qwen4_exp.attention import Attention
+from lanes.models.qwen4_exp.moe import Moe
+from lanes.models.qwen4_exp.rows import Rotary, Rows, Run
+from lanes.models.qwen4_exp.spec import Spec
+from lanes.models.qwen4_exp.stream import Connected, Mixer
+from lanes.models.weights import Weights
+from lanes.state.sequence import DraftState, SequenceState
+
+MOST_GUESSES = 8  # one after another; as many rows past the end are made room for
+
+
+class DraftLayer:
+    """The first draft layer of a checkpoint. Guesses go one sequence at a time."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        weights: Weights,
+        experts: Experts,
+        embedding: torch.Tensor,
+        head: torch.Tensor,
+        rotary: Rotary,
+    ) -> None:
+        self._spec, self._embedding, self._head, self._rotary = spec, embedding, head, rotary
+        wide, layer = spec.streams * spec.hidden, len(spec.layers)
+        self._norm_embedding = 1.0 + weights.vector("pre_fc_norm_embedding.weight", spec.hidden)
+        self._norm_streams = 1.0 + weights.vector("pre_fc_norm_hidden.weight", wide)
+        self._fc_embedding = weights.matrix(("fc_embedding.weight", spec.hidden), columns=spec.hidden)
+        self._fc_streams = weights.matrix(("fc_hidden.weight", spec.hidden), columns=spec.hidden)
+        of = weights.under("layers.0")
+        self._attention = Attention(spec, of.under("self_attn"), layer)
+        self._attending = Connected(spec, of.under("attn_hyper_connection"), self._attention)
+        self._thinking = Connected(spec, of.under("mlp_hyper_connection"), Moe(spec, of.under("mlp"), layer, experts))
+        self._mixer = Mixer(spec, weights.under("hyper_connection_mixer"), injects=False)
+        self._chained = torch.empty((0, wide))  # x' of the last guess, [1, S·H]
+
+    def follow(self, state: SequenceState, streams: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Accepted rows, streams fp32 [R, S·H], ids [R]: they wait, or are remembered. Before `state.length` moves."""
+        draft = _draft(state)
+        waiting, rows = draft.waiting, token_ids.shape[0]
+        if waiting + rows > draft.ids.shape[0]:
+            streams = torch.cat((draft.streams[:waiting], streams))
+            token_ids = torch.cat((draft.ids[:waiting], token_ids))
+            self._remember(state, state.length - waiting, streams[:-1], token_ids[1:])
+            streams, token_ids, waiting, rows = streams[-1:], token_ids[-1:], 0, 1
+        draft.streams[waiting : waiting + rows] = streams
+        draft.ids[waiting : waiting + rows] = token_ids
+        draft.waiting = waiting + rows
+
+    def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
+        """Logits fp32 [D] of what follows `token`, which follows the sequence (number 0) or the guess before it."""
+        draft = _draft(state)
+        if number == 0:
+            # All room at once: rows of guesses lie past the length, and growing would lose them.
+            state.reserve(min(state.capacity_tokens, state.length + MOST_GUESSES))
+            last = draft.waiting - 1
+            self._remember(state, state.length - draft.waiting, draft.streams[:last], draft.ids[1 : last + 1])
+            draft.streams[0], draft.ids[0], draft.waiting = draft.streams[last].clone(), draft.ids[last].clone(), 1
+            self._chained = draft.streams[:1]
+        x, rows = self._input(state, state.length - 1 + number, self._chained, torch.tensor([token]))
+        x = self._thinking(self._attending(x, rows), rows)
+        self._chained = x.flatten(1)
+        u, _ = self._mixer(x)
+        return product(u, self._head)[0]
+
+    def _remember(self, state: SequenceState, start: int, streams: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Rows from `start` on into the keys, for streams [R, S·H] and the ids [R] of the tokens after them."""
+        if token_ids.shape[0]:
+            x, rows = self._input(state, start, streams, token_ids)
+            self._attention.remember(self._attending.mixer(x)[0], rows)
+
+    def _input(
+        self, state: SequenceState, start: int, streams: torch.Tensor, token_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, Rows]:
+        """(in [R, S, H], rows) of the layer."""
+        spec, count = self._spec, token_ids.shape[0]
+        e = self._embedding[token_ids.to(self._embedding.device)].float()
+        e = product(rms(e, spec.eps) * self._norm_embedding, self._fc_embedding)
+        h = (rms(streams, spec.eps) * self._norm_streams).view(-1, spec.hidden)
+        x = product(h, self._fc_streams).view(count, spec.streams, spec.hidden) + e[:, None]
+        size, stop = spec.index_block_tokens, start + count
+        blocks = self._rotary.at(torch.arange(start // size, stop // size) * size + 1)
+        run = Run(state, 0, count, start, stop, blocks)
+        return x, Rows(token_ids, (run,), self._rotary.at(torch.arange(start, stop) + 1))
+
+
+def _draft(state: SequenceState) -> DraftState:
+    assert state.draft is not None, "states of a model that drafts have a part for drafts"
+    return state.draft
