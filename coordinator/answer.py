@@ -43,6 +43,7 @@ class Final:
     counters: lane_pb2.Counters
     lane: str
     stopped_by_text: bool
+    stop: str | None = None  # the stop string, then
 
 
 class Answer:
@@ -116,7 +117,8 @@ class Answer:
             reason = lane_pb2.FINISH_REASON_STOP
             usage = lane_pb2.Usage.FromString(usage.SerializeToString())
             usage.completion_tokens = self._tokens
-        self._due.append(Final(reason, usage, event.counters, self.generation.lane or "", self._scanner.stopped))
+        scanner, lane = self._scanner, self.generation.lane or ""
+        self._due.append(Final(reason, usage, event.counters, lane, scanner.stopped, scanner.stop))
 
     def _on_error(self, error: CoordinatorError) -> None:
         if self._scanner.stopped:  # the answer was complete: what the lane did afterwards is not the client's concern

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from coordinator.answer import Answer, AnswerToken, Final, Piece
 from coordinator.apis.ask import ChatAsk
 from coordinator.apis.logprobs import LogprobFeed
+from coordinator.errors import BadRequest
 from coordinator.generation import Begun
-from coordinator.request import Draft
+from coordinator.request import Draft, check_session
 from coordinator.serving import Caller, Serving
 from coordinator.text.answer_parser import AnswerParser, Content, Part, Reasoning
 from coordinator.text.conversation import ToolCall
@@ -126,7 +127,7 @@ async def begin_turn(serving: Serving, ask: ChatAsk, caller: Caller) -> TurnRead
         ignore_eos=ask.ignore_eos,
         logprobs=ask.logprobs,
         top_logprobs=ask.top_logprobs,
-        session=caller.session or ask.session_hint,
+        session=caller.session or _hint(ask),
         parent_session=caller.parent_session,
         tenant=caller.tenant,
         priority=caller.priority,
@@ -134,6 +135,14 @@ async def begin_turn(serving: Serving, ask: ChatAsk, caller: Caller) -> TurnRead
     )
     answer = serving.submit(draft, request_id=caller.request_id, door="http")
     return TurnReader(answer, text.parser(ask.conversation, calls=ask.calls), parallel=ask.parallel)
+
+
+def _hint(ask: ChatAsk) -> str | None:
+    """A key of the body may be anything: where it is no session id, it is none."""
+    try:
+        return check_session(ask.session_hint)
+    except BadRequest:
+        return None
 
 
 def read_text(answer: Answer) -> TurnReader:

@@ -5,6 +5,7 @@ Not here: HTTP. Invariant: `begin`, `said`…, then `end` or `failed`, give one 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +20,11 @@ class Event:
 
     data: dict[str, Any] | str
     name: str | None = None
+
+
+def dump(value: dict[str, Any]) -> str:
+    """JSON that no reader can misread: no NaN, no line breaks."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class Writer(Protocol):

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from aiohttp import web
 
 from coordinator import limits
-from coordinator.apis.writer import Event, Writer
+from coordinator.apis.writer import Event, Writer, dump
 from coordinator.chat import Said, Turn, TurnEnd, TurnReader
-from coordinator.doors.sse import EventStream, dump
+from coordinator.doors.sse import EventStream
 from coordinator.errors import CoordinatorError
 from coordinator.generation import Begun
 

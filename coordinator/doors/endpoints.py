@@ -11,14 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator import limits
+from coordinator.apis.anthropic.answers import MessageWriter
+from coordinator.apis.anthropic.bodies import parse_messages
 from coordinator.apis.ask import ChatAsk
 from coordinator.apis.openai.answers import CompletionWriter
 from coordinator.apis.openai.bodies import CompletionBody, parse_completion
 from coordinator.apis.openai.chat import parse_chat
+from coordinator.apis.openai.responses import ResponsesBody, parse_responses
+from coordinator.apis.openai.responses_answers import ResponseWriter
 from coordinator.apis.writer import Writer
 from coordinator.chat import TurnReader, begin_turn, read_text
 from coordinator.request import Draft
 from coordinator.serving import Caller, Serving
+
+MESSAGES = "/v1/messages"  # the one path, with those below it, whose errors have another shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +102,40 @@ def _completion_writer(
     )
 
 
+async def _respond(serving: Serving, asked: tuple[ResponsesBody, ChatAsk], caller: Caller) -> Answering:
+    body, ask = asked
+    turn = await begin_turn(serving, ask, caller)
+    echoed: dict[str, Any] = {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": ask.parallel,
+        "temperature": turn.request.sampling.temperature,
+        "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else "auto",
+        "tools": [],
+        "top_p": turn.request.sampling.top_p,
+        "store": False,
+    }
+    writer = ResponseWriter(
+        turn.request.id,
+        serving.model().name,
+        int(time.time()),
+        echoed,
+        free_form=body.free_form,
+        packs_reasoning=body.packs_reasoning,
+    )
+    return Answering(turn, writer, ask.stream)
+
+
+async def _message(serving: Serving, ask: ChatAsk, caller: Caller) -> Answering:
+    turn = await begin_turn(serving, ask, caller)
+    writer = MessageWriter(turn.request.id, serving.model().name, len(turn.request.prompt_ids))
+    return Answering(turn, writer, ask.stream)
+
+
 ENDPOINTS = {
     "/v1/completions": Endpoint(parse_completion, _complete),
     "/v1/chat/completions": Endpoint(parse_chat, _chat),
+    "/v1/responses": Endpoint(parse_responses, _respond),
+    MESSAGES: Endpoint(parse_messages, _message),
 }

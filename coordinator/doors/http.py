@@ -16,12 +16,14 @@ import structlog
 from aiohttp import hdrs, web
 
 from coordinator import limits
+from coordinator.apis.anthropic import answers as anthropic
+from coordinator.apis.anthropic.bodies import parse_counted
 from coordinator.apis.json_body import parse_json
 from coordinator.apis.openai.answers import error_body, model_card
+from coordinator.apis.writer import dump
 from coordinator.doors.answering import QUEUED_KEY, respond
 from coordinator.doors.caller import parse_caller
-from coordinator.doors.endpoints import ENDPOINTS
-from coordinator.doors.sse import dump
+from coordinator.doors.endpoints import ENDPOINTS, MESSAGES
 from coordinator.errors import (
     BadRequest,
     BodyTimeout,
@@ -36,6 +38,8 @@ from coordinator.serving import Serving
 
 REQUEST_ID_HEADER = "x-request-id"
 CLIENT_REQUEST_ID_HEADER = "x-client-request-id"
+ANTHROPIC_REQUEST_ID_HEADER = "request-id"
+COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 
 _REQUEST_ID_KEY: web.RequestKey[str] = web.RequestKey("request_id", str)
 _CLIENT_REQUEST_ID = re.compile(rf"[A-Za-z0-9._:/+=-]{{1,{limits.CLIENT_REQUEST_ID_CHARS}}}")
@@ -53,6 +57,7 @@ def build_app(serving: Serving, *, started: int) -> web.Application:
     app.router.add_get("/healthz", door.healthz)
     app.router.add_get("/v1/models", door.models)
     app.router.add_get("/v1/models/{name:.+}", door.model)
+    app.router.add_post(COUNT_TOKENS, door.count_tokens)
     for path in ENDPOINTS:
         app.router.add_post(path, door.answer)
     return app
@@ -86,7 +91,7 @@ class _Door:
         """The answer to an error; a request for an answer that never got as far as the queue is recorded here."""
         if request.method == hdrs.METH_POST and request.path in ENDPOINTS and not request.get(QUEUED_KEY):
             self._serving.recorder.request("http", error.code)
-        return _error_response(error)
+        return _error_response(error, request)
 
     async def healthz(self, request: web.Request) -> web.Response:
         """Whether a lane is ready; nothing else."""
@@ -96,7 +101,9 @@ class _Door:
 
     async def models(self, request: web.Request) -> web.Response:
         """The one model."""
-        return _json({"object": "list", "data": [self._card()]})
+        card = self._card()
+        more = {"has_more": False, "first_id": card["id"], "last_id": card["id"]}  # what Anthropic's clients look for
+        return _json({"object": "list", "data": [card], **more})
 
     async def model(self, request: web.Request) -> web.Response:
         """The one model, by name."""
@@ -110,6 +117,14 @@ class _Door:
         asked = await self._read(request, lambda data: endpoint.parse(parse_json(data)))
         answering = await endpoint.begin(self._serving, asked, caller)
         return await respond(answering.turn, answering.writer, request, _id_headers(request), stream=answering.stream)
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """POST /v1/messages/count_tokens: the prompt is made, and nothing is asked of a lane."""
+        asked = await self._read(request, lambda data: parse_counted(parse_json(data)))
+        self._serving.check_model(asked.model)
+        # what is too long for the context is what a client wants to know; the body bounds the work
+        ids = await self._serving.text.encode_chat(asked.conversation, context_tokens=limits.BODY_BYTES)
+        return _json({"input_tokens": len(ids)})
 
     def _card(self) -> dict[str, Any]:
         model = self._serving.model()
@@ -138,8 +153,12 @@ def _json(value: dict[str, Any], status: int = 200) -> web.Response:
     return web.Response(body=dump(value).encode(), status=status, content_type="application/json")
 
 
-def _error_response(error: CoordinatorError) -> web.Response:
-    response = _json(error_body(error), status=error.http)
+def _error_response(error: CoordinatorError, request: web.Request) -> web.Response:
+    if request.path.startswith(MESSAGES):
+        body = anthropic.error_body(error, request[_REQUEST_ID_KEY])
+        response = _json(body, status=anthropic.error_status(error))
+    else:
+        response = _json(error_body(error), status=error.http)
     if error.retryable:
         response.headers[hdrs.RETRY_AFTER] = str(limits.RETRY_AFTER_S)
     return response
@@ -159,6 +178,8 @@ def _typed(found: web.HTTPException) -> CoordinatorError:
 
 def _id_headers(request: web.Request) -> dict[str, str]:
     headers = {REQUEST_ID_HEADER: request[_REQUEST_ID_KEY]}
+    if request.path.startswith(MESSAGES):
+        headers[ANTHROPIC_REQUEST_ID_HEADER] = request[_REQUEST_ID_KEY]
     named = request.headers.get(REQUEST_ID_HEADER, "")
     if _CLIENT_REQUEST_ID.fullmatch(named):
         headers[CLIENT_REQUEST_ID_HEADER] = named

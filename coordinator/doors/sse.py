@@ -6,13 +6,11 @@ Not here: what is sent. Invariant: a client that takes nothing for `limits.WRITE
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
 
 from aiohttp import web
 
 from coordinator import limits
-from coordinator.apis.writer import Event
+from coordinator.apis.writer import Event, dump
 from coordinator.errors import SlowReader
 
 
@@ -60,8 +58,3 @@ class EventStream:
             if self._request.transport is not None:
                 self._request.transport.abort()
             raise SlowReader("the client stopped reading") from None
-
-
-def dump(value: dict[str, Any]) -> str:
-    """JSON that no reader can misread: no NaN, no line breaks."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -50,7 +50,10 @@ class TextDesk:
 
     async def encode_chat(self, conversation: Conversation, *, context_tokens: int) -> list[int]:
         """A conversation and the beginning of the answer."""
-        segments = list(render(conversation, self.chat_format))
+        size = sum(len(message.content) for message in conversation.messages)
+        segments = await self.off_loop(
+            size, limits.INLINE_ENCODE_CHARS, lambda: list(render(conversation, self.chat_format))
+        )
         return await self._encode(segments, context_tokens, param="messages")
 
     def parser(self, conversation: Conversation, *, calls: bool) -> AnswerParser:

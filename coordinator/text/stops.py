@@ -17,7 +17,12 @@ class StopScanner:
         self._stops = tuple(stops)
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
-        self.stopped = False
+        self.stop: str | None = None  # the one that ended the text
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop was complete."""
+        return self.stop is not None
 
     def feed(self, text: str, *, may_stop: bool = True) -> str:
         """What may be shown now. Once `stopped`, nothing more. Without `may_stop`, no stop ends with this text."""
@@ -26,8 +31,9 @@ class StopScanner:
         buffer = self._held + text
         found = self._first_stop(buffer, len(self._held)) if may_stop else None
         if found is not None:
-            self.stopped, self._held = True, ""
-            return buffer[:found]
+            begin, self.stop = found
+            self._held = ""
+            return buffer[:begin]
         keep = self._unfinished(buffer)
         self._held = buffer[keep:]
         return buffer[:keep]
@@ -37,15 +43,15 @@ class StopScanner:
         held, self._held = self._held, ""
         return held
 
-    def _first_stop(self, buffer: str, old: int) -> int | None:
-        """Where the stop begins that is complete first; one inside the `old` characters was allowed."""
-        best: tuple[int, int] | None = None  # (end, begin)
+    def _first_stop(self, buffer: str, old: int) -> tuple[int, str] | None:
+        """Where the stop begins that is complete first, and which; one inside the `old` characters was allowed."""
+        best: tuple[int, int, str] | None = None  # (end, begin, stop)
         for stop in self._stops:
             begin = buffer.find(stop, max(0, old - len(stop) + 1))
             if begin >= 0:
-                found = (begin + len(stop), begin)
+                found = (begin + len(stop), begin, stop)
                 best = found if best is None else min(best, found)
-        return None if best is None else best[1]
+        return None if best is None else best[1:]
 
     def _unfinished(self, buffer: str) -> int:
         """Where the longest tail begins that is the beginning of a stop."""

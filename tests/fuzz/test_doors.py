@@ -34,6 +34,29 @@ COMPLETION = {
     "presence_penalty": 0.5, "frequency_penalty": -0.5, "stop_token_ids": [9], "min_tokens": 1, "ignore_eos": True,
     "logprobs": 1, "stream": True, "stream_options": {"include_usage": True},
 }  # fmt: skip
+TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
+RESPONSE = {
+    "model": "fake", "max_output_tokens": 3, "temperature": 0.5, "instructions": "be brief", "stream": True,
+    "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+              {"type": "reasoning", "summary": [], "encrypted_content": "plain:aG0="},
+              {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"},
+              {"type": "function_call_output", "call_id": "c", "output": "7"}],
+    "tools": [{"type": "function", "name": "f", "parameters": {}}, {"type": "custom", "name": "g"}],
+    "reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k",
+}  # fmt: skip
+MESSAGE = {
+    "model": "fake", "max_tokens": 3, "system": [{"type": "text", "text": "be brief"}], "stream": True,
+    "messages": [{"role": "user", "content": "hello"},
+                 {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"},
+                                                   {"type": "tool_use", "id": "t", "name": "f", "input": {"a": "b"}}]},
+                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "7"}]}],
+    "tools": [TOOL], "tool_choice": {"type": "auto"}, "thinking": {"type": "adaptive"}, "stop_sequences": ["x"],
+    "output_config": {"effort": "high"}, "temperature": 1,
+}  # fmt: skip
+ENDS = {
+    "/v1/chat/completions": "data: [DONE]", "/v1/completions": "data: [DONE]",
+    "/v1/responses": "event: response.", "/v1/messages": "event: message_stop",
+}  # fmt: skip
 INSIDE = ("Traceback", 'File "', str(Path(__file__).parents[2]), "/tmp", ".py", ".sock")
 CODES = {
     kind.code for kind in [*CoordinatorError.__subclasses__(), *(k for c in CoordinatorError.__subclasses__()
@@ -94,10 +117,10 @@ def check_http(doors, path):
         assert not [word for word in INSIDE if word in text], text
         if status == 200:
             if kind == "text/event-stream":
-                assert text.endswith("data: [DONE]\n\n")
-                assert '"error"' not in text
+                assert ENDS[path] in text.rstrip("\n").rpartition("\n\n")[2]
+                assert '"error":{' not in text
             else:
-                assert json.loads(text)["usage"]["completion_tokens"] >= 0
+                assert json.loads(text)["usage"]
             return
         error = json.loads(text)["error"]
         assert status in (400, 404, 413, 415, 422), (status, text)
@@ -107,7 +130,10 @@ def check_http(doors, path):
     return check
 
 
-@pytest.mark.parametrize(("path", "good"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
+@pytest.mark.parametrize(("path", "good"), [
+    ("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION), ("/v1/responses", RESPONSE),
+    ("/v1/messages", MESSAGE),
+])  # fmt: skip
 def test_http_bodies(doors, path, good):
     more = [b"[" * 5000, b'{"a":' * 2000, json.dumps({**good, "prompt": "\ufeff<|im_end|>"}).encode()]
     fuzz(either(good, JSON_VALUES, lambda value: json.dumps(value).encode(), more), check_http(doors, path), (Refused,))

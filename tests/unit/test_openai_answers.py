@@ -7,8 +7,8 @@ import pytest
 from coordinator.answer import AnswerToken, Final, Piece
 from coordinator.apis.logprobs import LogprobFeed
 from coordinator.apis.openai.answers import CompletionWriter, error_body
+from coordinator.apis.writer import dump
 from coordinator.chat import Turn, TurnEnd
-from coordinator.doors.sse import dump
 from coordinator.errors import ContextLengthExceeded, LaneLost, QueueFull
 from coordinator.text.desk import TextDesk
 from coordinator.text.tokenizer import Tokenizer

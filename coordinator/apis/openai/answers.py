@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from datetime import UTC, datetime
+from typing import Any
 
 from google.protobuf import json_format
 
@@ -171,9 +172,17 @@ class CompletionWriter:
 
 
 def model_card(name: str, created: int, context_tokens: int) -> dict[str, Any]:
-    """One entry of /v1/models."""
-    kind: Literal["model"] = "model"
-    return {"id": name, "object": kind, "created": created, "owned_by": "expressway", "max_model_len": context_tokens}
+    """One entry of /v1/models, which clients of both APIs can read."""
+    return {
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "created": created,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+        "display_name": name,
+        "owned_by": "expressway",
+        "max_model_len": context_tokens,
+    }
 
 
 def _reason(end: TurnEnd) -> str:
