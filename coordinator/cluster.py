@@ -21,10 +21,10 @@ from coordinator.clusters import clear_stale, who_listens
 from coordinator.config import Address, ServeConfig, choose_address, split_cores
 from coordinator.errors import BadAddress, Interrupted, RunDirError
 from coordinator.launchers import open_launcher
-from coordinator.plan import plan_cluster
+from coordinator.plan import plan_cluster, plan_lane
 from coordinator.rundir import RunDir
 from coordinator.startup import OnProgress, Ready, wait_ready
-from coordinator.supervisor import Supervisor, serve_keepers
+from coordinator.supervisor import Managed, Supervisor, serve_keepers
 
 log = structlog.get_logger()
 
@@ -76,7 +76,12 @@ async def run_cluster(
         launcher = open_launcher(config.launcher, run_dir)
         signals.listen()  # again: Ray has put a handler of its own there
         try:
-            supervisor = Supervisor(plan_cluster(config, run_dir, cores, env), launcher)
+
+            def one_more(number: int) -> Managed:
+                shared = split_cores(sorted(os.sched_getaffinity(0)), number + 1)
+                return plan_lane(config.lane, number, run_dir, shared[number], env)
+
+            supervisor = Supervisor(plan_cluster(config, run_dir, cores, env), launcher, plan_lane=one_more)
             await _supervise(supervisor, config, run_dir, signals, on_progress, on_ready)
         finally:
             await launcher.close()

@@ -99,7 +99,12 @@ class CoordinatorConfig:
     grpc: Address
     drain_s: float
     page: Address | None = None
-    owner_socket: Path | None = None  # of the region's owner, for the page
+    owner_socket: Path | None = None  # of the region's owner
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the supervisor's socket lies, and this process's own files."""
+        return Path(self.supervisor.removeprefix("unix:")).parent
 
 
 def parse_http(text: str) -> Address:

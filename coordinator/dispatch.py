@@ -36,7 +36,7 @@ from coordinator.errors import (
 )
 from coordinator.generation import Ended, Generation
 from coordinator.lane_run import LaneRun
-from coordinator.lane_view import HOPEFUL_STATES, Roster, counted
+from coordinator.lane_view import Roster, counted, is_hopeful
 from coordinator.policy.admission import Admission
 from coordinator.policy.affinity import Seat
 from coordinator.policy.fair_queue import FairQueue, Ticket
@@ -169,7 +169,7 @@ class Dispatcher:
         return tokens / self._placer.tokens_per_s(ready) if ready else 0.0
 
     def _hopeful(self) -> bool:
-        return any(view.state in HOPEFUL_STATES for view in self._roster.lanes())
+        return any(map(is_hopeful, self._roster.lanes()))
 
     # --- placement
 

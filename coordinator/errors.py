@@ -41,6 +41,9 @@
     │   ├── StartFailed              start_failed              no         500   INTERNAL
     │   └── RunDirError              run_dir                   no         500   INTERNAL
     │       └── RunDirBusy           run_dir_busy              yes        500   INTERNAL
+    ├── OperationError                                                          what an operator asked of a lane
+    │   ├── LaneNotFound             lane_not_found            no         404   NOT_FOUND
+    │   └── OperationFailed          operation_failed          no         500   FAILED_PRECONDITION
     ├── Interrupted              interrupted               no         500   INTERNAL
     └── InternalError                internal                  no         500   INTERNAL
 
@@ -353,6 +356,27 @@ class RunDirBusy(RunDirError):
 
     code = "run_dir_busy"
     retryable = True
+
+
+class OperationError(CoordinatorError):
+    """What an operator asked of a lane could not be done."""
+
+    code = "operation"
+
+
+class LaneNotFound(OperationError):
+    """No lane has that name."""
+
+    code = "lane_not_found"
+    http = 404
+    grpc = "NOT_FOUND"
+
+
+class OperationFailed(OperationError):
+    """It could not be done; the message says why, and what was left as it was."""
+
+    code = "operation_failed"
+    grpc = "FAILED_PRECONDITION"
 
 
 class Interrupted(CoordinatorError):

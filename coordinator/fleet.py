@@ -1,24 +1,29 @@
-"""The fleet: when the owner and the lanes start again, and which lanes may get work. A pure state machine.
+"""The fleet: the one truth about every process of the cluster but the coordinator. A pure state machine.
 
-    starting ──answered──▶ up ──silent, stuck, suspected──▶ suspect ──answers, gets on──▶ up
-        │                  │                               │ silent or stuck for longer: Kill
-        └────── exited ────┴───────────────────────────────┘
+    starting ──answers──▶ warming ──says ready──▶ ready ──silent, stuck, suspected──▶ suspect ──gets on──▶ ready
+       │ no answer: Kill     │                      │ ◀──undrain──▶ draining            │ for longer: Kill
+       └──────── exited ─────┴──────────────────────┴──────────────────┴────────────────┘
                    ▼
-              restarting ──backoff over: Start──▶ starting          third crash inside the window ──▶ quarantined
+                 dead ──backoff over: Start──▶ starting     third crash inside the window ──▶ quarantined ──undrain──▶
 
-Not here: sockets, processes, clocks (`now` is an argument, in seconds of any monotonic clock). `roster` feeds what it
-sees and carries out the actions; the supervisor executes them.
+Not here: sockets, processes, clocks (`now` is an argument, in seconds of one monotonic clock). `roster` feeds what it
+sees and carries out the actions; the supervisor executes them. `/healthz`, gRPC health, status, metrics and placement
+all show `phase`.
 
-Invariant: at most one action per process is outstanding; a quarantined or stopped process is never started from here.
+Invariant: at most one action per process is outstanding; a quarantined process, or one that was stopped on request, is
+never started from here, before somebody says `undrain`.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from coordinator import limits
+
+OWNER = "owner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +40,37 @@ class FleetLimits:
     suspect_steps: float = limits.SUSPECT_STEPS
     kill_steps: float = limits.KILL_STEPS
     own_stall_s: float = limits.OWN_STALL_S
+    start_s: float = limits.LANE_START_S
 
 
 class Phase(enum.Enum):
-    """Where a process of the fleet is. The values are what `ListLanes` says unless the lane itself says more."""
+    """Where a process of the fleet is. The values are what everybody is told."""
 
-    STARTING = "starting"
-    UP = "up"
-    SUSPECT = "suspect"
-    RESTARTING = "restarting"
+    STARTING = "starting"  # has not answered yet
+    WARMING = "warming"  # answers, and says that it is not ready
+    READY = "ready"
+    DRAINING = "draining"  # out of service on request, whether it runs or not
+    SUSPECT = "suspect"  # no new work; it will be ready or dead soon
+    DEAD = "dead"  # will be started again
     QUARANTINED = "quarantined"
-    STOPPED = "stopped"
+
+
+class Said(enum.Enum):
+    """What a process that answers says about itself."""
+
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What must outlive the coordinator: times of crashes by the same clock, and what was asked for."""
+
+    crashes: tuple[float, ...] = ()
+    starts: int = 0  # of the life that the last crash ended
+    quarantined: bool = False
+    drained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +124,36 @@ class Backoff:
         return delay_s
 
 
+class _Life(enum.Enum):
+    UNBORN = enum.auto()  # nobody has started it yet
+    UNHEARD = enum.auto()  # runs, has not answered
+    HEARD = enum.auto()
+    SUSPECT = enum.auto()
+    DEAD = enum.auto()
+    QUARANTINED = enum.auto()
+    STOPPED = enum.auto()  # on request
+
+
+_FINAL = {_Life.SUSPECT: Phase.SUSPECT, _Life.DEAD: Phase.DEAD, _Life.QUARANTINED: Phase.QUARANTINED}
+_ANSWERING = (_Life.UNHEARD, _Life.HEARD, _Life.SUSPECT)
+
+
 @dataclass(slots=True)
 class _Process:
     backoff: Backoff
-    phase: Phase = Phase.STOPPED
+    life: _Life = _Life.UNBORN
+    said: Said = Said.READY
+    drained: bool = False  # on request
     starts: int = 0
     pid: int = 0
     since: float = 0.0  # start of this life
     alive_at: float = 0.0  # last sign of life
     step_at: float | None = None  # last progress of the step that runs; None: no step runs
     step_p99_s: float = 0.0
-    start_at: float = 0.0  # in phase restarting: when the backoff is over
+    start_at: float = 0.0  # while dead: when the backoff is over
     asked: bool = False  # an action was handed out and its effect not yet seen
     crashes: list[float] = field(default_factory=list)
+    crashed_starts: int = 0  # of the life that the last of them ended
 
 
 class Fleet:
@@ -121,37 +163,77 @@ class Fleet:
         self.limits = fleet_limits
         self._answering: Set[str] = frozenset()
         self._processes: dict[str, _Process] = {}
+        self._remembered: dict[str, Remembered] = {}  # of processes that were not seen yet
         self._ticked_at: float | None = None
+        self._may_answer_from: float | None = -math.inf  # lanes wait for the owner before they answer
 
     def observe(self, seen: Mapping[str, Observed], answering: Set[str], now: float) -> None:
         """Take over a snapshot of the supervisor; `answering` names those that give signs of life (the lanes)."""
         self._answering = answering
+        for gone in self._processes.keys() - seen.keys():
+            del self._processes[gone]
         for name, process in seen.items():
-            known = self._processes.get(name)
-            if known is None:
-                known = self._processes[name] = _Process(Backoff(self.limits))
+            known = self._processes.get(name) or self._meet(name, process)
             if process.running:
                 if process.starts != known.starts:
                     self._began(known, process, now)
             elif process.exit_code is None:
-                known.phase, known.asked = Phase.STOPPED, False
-                known.starts, known.pid = process.starts, 0
-            elif process.starts != known.starts or known.phase not in (Phase.RESTARTING, Phase.QUARANTINED):
+                known.life = _Life.STOPPED if process.starts else _Life.UNBORN
+                known.asked, known.starts, known.pid = False, process.starts, 0
+            elif process.starts != known.starts or known.life not in (_Life.DEAD, _Life.QUARANTINED):
                 self._crashed(known, process, now)
 
-    def answered(self, name: str, now: float, step: Progress | None = None) -> None:
+    def answered(self, name: str, now: float, step: Progress | None = None, said: Said = Said.READY) -> None:
         """A sign of life from the process that runs now, and how far its step is, if one runs."""
         process = self._processes.get(name)
-        if process is not None and process.phase in (Phase.STARTING, Phase.UP, Phase.SUSPECT):
-            process.alive_at = now
+        if process is not None and process.life in _ANSWERING:
+            process.alive_at, process.said = now, said
             process.step_at, process.step_p99_s = (now - step.still_s, step.p99_s) if step else (None, 0.0)
-            process.phase = Phase.SUSPECT if self._stuck_s(process, now) >= self._suspect_s(process) else Phase.UP
+            stuck = self._stuck_s(process, now) >= self._suspect_s(process)
+            process.life = _Life.SUSPECT if stuck else _Life.HEARD
 
     def suspected(self, name: str) -> None:
         """Its connection broke or somebody had a bad answer: no new work until the next sign of life."""
         process = self._processes.get(name)
-        if process is not None and process.phase is Phase.UP:
-            process.phase = Phase.SUSPECT
+        if process is not None and process.life is _Life.HEARD:
+            process.life = _Life.SUSPECT
+
+    def owner_ready(self, ready: bool, now: float) -> None:
+        """Whether the region can be had: lanes do not answer before, and are given no time for it."""
+        if not ready:
+            self._may_answer_from = None
+        elif self._may_answer_from is None:
+            self._may_answer_from = now
+
+    def drain(self, name: str) -> None:
+        """No new work from now on. KeyError for an unknown name."""
+        self._processes[name].drained = True
+
+    def undrain(self, name: str, now: float) -> None:
+        """Back into service, also out of quarantine and after a stop. KeyError for an unknown name."""
+        process = self._processes[name]
+        process.drained = False
+        if process.life in (_Life.QUARANTINED, _Life.STOPPED, _Life.UNBORN):
+            process.life, process.asked, process.start_at = _Life.DEAD, False, now
+            process.crashes.clear()
+
+    def remember(self) -> dict[str, Remembered]:
+        """What the next fleet must know of each process that is not simply well."""
+        found = {
+            name: Remembered(
+                tuple(process.crashes),
+                process.crashed_starts,
+                process.life is _Life.QUARANTINED,
+                process.drained,
+            )
+            for name, process in self._processes.items()
+        }
+        told = (self._remembered | found).items()
+        return {name: each for name, each in told if each.crashes or each.quarantined or each.drained}
+
+    def recall(self, remembered: Mapping[str, Remembered]) -> None:
+        """What the fleet before this one knew; before anything was observed."""
+        self._remembered = dict(remembered)
 
     def tick(self, now: float) -> list[Action]:
         """Let time pass; every action is handed out once."""
@@ -162,19 +244,28 @@ class Fleet:
         self._ticked_at = now
         actions: list[Action] = []
         for name, process in self._processes.items():
-            if process.phase is Phase.RESTARTING:
+            if process.life is _Life.DEAD:
                 if now >= process.start_at and not process.asked:
                     process.asked = True
                     actions.append(Start(name))
-            elif name in self._answering and process.phase in (Phase.UP, Phase.SUSPECT):
+            elif name in self._answering and process.life is _Life.UNHEARD:
+                if self._unheard_s(name, process, now) >= self.limits.start_s and not process.asked:
+                    process.asked = True
+                    actions.append(Kill(name, "it does not become ready"))
+            elif name in self._answering and process.life in (_Life.HEARD, _Life.SUSPECT):
                 silent_s, stuck_s = now - process.alive_at, self._stuck_s(process, now)
                 if silent_s >= self.limits.suspect_after_s or stuck_s >= self._suspect_s(process):
-                    process.phase = Phase.SUSPECT
+                    process.life = _Life.SUSPECT
                 silent = silent_s >= self.limits.kill_after_s
                 if (silent or stuck_s >= self._kill_s(process)) and not process.asked:
                     process.asked = True
                     actions.append(Kill(name) if silent else Kill(name, "its step stands still"))
         return actions
+
+    def _unheard_s(self, name: str, process: _Process, now: float) -> float:
+        if name == OWNER:
+            return now - process.alive_at
+        return 0.0 if self._may_answer_from is None else now - max(process.alive_at, self._may_answer_from)
 
     def _stuck_s(self, process: _Process, now: float) -> float:
         return 0.0 if process.step_at is None else now - process.step_at
@@ -189,31 +280,44 @@ class Fleet:
         """The supervisor could not carry out the action: it is handed out again, a start after the longest backoff."""
         process = self._processes[action.name]
         process.asked = False
-        if isinstance(action, Start) and process.phase is Phase.RESTARTING:
+        if isinstance(action, Start) and process.life is _Life.DEAD:
             process.start_at = now + self.limits.backoff_max_s
 
     def phase(self, name: str) -> Phase:
-        """Where the process is; STOPPED when nobody has said anything about it."""
+        """Where the process is; STARTING when nobody has said anything about it."""
         process = self._processes.get(name)
-        return Phase.STOPPED if process is None else process.phase
+        if process is None or process.life is _Life.UNBORN:
+            return Phase.STARTING
+        if process.life is _Life.STOPPED:
+            return Phase.DRAINING
+        if process.life in _FINAL:
+            return _FINAL[process.life]
+        if process.drained or process.said is Said.DRAINING:
+            return Phase.DRAINING
+        if process.life is _Life.UNHEARD:
+            return Phase.STARTING
+        return Phase.WARMING if process.said is Said.WARMING else Phase.READY
 
     def restarts(self, name: str) -> int:
         """How often it was started again."""
         process = self._processes.get(name)
         return 0 if process is None else max(0, process.starts - 1)
 
-    def ever_started(self, name: str) -> bool:
-        """Whether it has had a life."""
-        process = self._processes.get(name)
-        return process is not None and process.starts > 0
-
     def pid(self, name: str) -> int:
         """Its process id, 0 while it does not run."""
         process = self._processes.get(name)
         return 0 if process is None else process.pid
 
+    def _meet(self, name: str, seen: Observed) -> _Process:
+        process = self._processes[name] = _Process(Backoff(self.limits))
+        known = self._remembered.pop(name, Remembered())
+        process.drained, process.crashes, process.crashed_starts = known.drained, list(known.crashes), known.starts
+        if not seen.running and seen.exit_code is not None and known.starts == seen.starts:  # this crash was counted
+            process.life, process.starts = _Life.QUARANTINED if known.quarantined else _Life.DEAD, seen.starts
+        return process
+
     def _began(self, process: _Process, seen: Observed, now: float) -> None:
-        process.phase, process.asked = Phase.STARTING, False
+        process.life, process.said, process.asked = _Life.UNHEARD, Said.READY, False
         process.starts, process.pid = seen.starts, seen.pid
         process.since = process.alive_at = now
         process.step_at, process.step_p99_s = None, 0.0
@@ -221,10 +325,11 @@ class Fleet:
     def _crashed(self, process: _Process, seen: Observed, now: float) -> None:
         # A fleet that has just begun sees processes that died before it: their life is unknown, so it counts as none.
         life_s = now - process.since if process.starts == seen.starts else 0.0
-        process.starts, process.pid, process.asked = seen.starts, 0, False
+        process.starts = process.crashed_starts = seen.starts
+        process.pid, process.asked = 0, False
         process.crashes = [at for at in process.crashes if now - at < self.limits.crash_window_s] + [now]
         if len(process.crashes) >= self.limits.crashes_to_quarantine:
-            process.phase = Phase.QUARANTINED
+            process.life = _Life.QUARANTINED
         else:
-            process.phase = Phase.RESTARTING
+            process.life = _Life.DEAD
             process.start_at = now + process.backoff.after_life_of(life_s)

@@ -22,10 +22,9 @@ from laneproto.v1 import lane_pb2
 if TYPE_CHECKING:
     from coordinator.lane_client import LaneClient
 
-LaneState = Literal["starting", "ready", "draining", "restarting", "quarantined"]
+LaneState = Literal["starting", "warming", "ready", "draining", "suspect", "dead", "quarantined"]  # fleet.Phase
 
-# A lane in one of these states serves now or may serve later without anybody's help: requests may wait for it.
-HOPEFUL_STATES: frozenset[str] = frozenset({"starting", "ready", "restarting"})
+HOPEFUL_STATES: frozenset[str] = frozenset({"starting", "warming", "ready", "suspect", "dead"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +100,17 @@ class LaneView:
     model: ModelView | None = None
     restarts: int = 0
     pid: int = 0
+    returns: bool = False  # it is out of service for a restart: requests may wait for it
     device: str = ""
     counters: lane_pb2.Counters = field(default_factory=lane_pb2.Counters)  # of its process; never changed in place
     steps: tuple[StepTimes, ...] = ()
     resident_sequences: int = 0  # conversations in its own memory
     decode_ns: tuple[tuple[int, int], ...] = ()  # recent mean of its decode windows, by rows
+
+
+def is_hopeful(view: LaneView) -> bool:
+    """Whether it serves now or may serve later without anybody's help: requests may wait for it."""
+    return view.returns or view.state in HOPEFUL_STATES
 
 
 def counted(counters: lane_pb2.Counters) -> Counted:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from coordinator.config import ServeConfig
 from coordinator.errors import BadOption
+from coordinator.fleet import OWNER
 from coordinator.lane_options import LaneOptions
 from coordinator.launchers.base import ProcessSpec, module_argv
 from coordinator.rundir import RunDir, regions_path
-from coordinator.supervisor import COORDINATOR, OWNER, Managed
+from coordinator.supervisor import COORDINATOR, Managed
 
 
 def plan_cluster(
@@ -29,14 +30,18 @@ def plan_cluster(
         *("--pack", str(pack)),
         *("--http", str(config.http)),
         *("--grpc", str(config.grpc)),
-        *(("--page", str(config.page), "--owner", str(run_dir.socket(OWNER))) if config.page else ()),
+        *("--owner", str(run_dir.socket(OWNER))),
+        *(("--page", str(config.page)) if config.page else ()),
         *("--drain-s", str(config.drain_s)),
         *(("--log-json",) if log_json else ()),
     )
     return [
         plan_owner(pack, run_dir, env, log_json=log_json),
         *lanes,
-        Managed(ProcessSpec(COORDINATOR, coordinator, child_env(env, gpu=False), run_dir.log(COORDINATOR))),
+        Managed(
+            ProcessSpec(COORDINATOR, coordinator, child_env(env, gpu=False), run_dir.log(COORDINATOR)),
+            ping=f"unix:{run_dir.socket(COORDINATOR)}",
+        ),
     ]
 
 

@@ -15,34 +15,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from coordinator import limits
-from coordinator.errors import LaneError
-from coordinator.fleet import Action, Fleet, Kill, Phase, Progress, Start
+from coordinator.errors import LaneError, OperationFailed
+from coordinator.fleet import OWNER, Action, Fleet, Kill, Progress, Said, Start
+from coordinator.fleet_memory import FleetMemory
 from coordinator.lane_client import LaneClient
-from coordinator.lane_view import LaneState, LaneView, ModelView, PrefixNews, step_times
+from coordinator.lane_view import LaneView, ModelView, PrefixNews, step_times
 from coordinator.owner_status import ask_owner
 from coordinator.policy.affinity import Seat
 from coordinator.policy.prefixes import Prefix
 from coordinator.supervisor_client import SeenProcess, SupervisorClient, SupervisorUnavailable
+from coordinator.tasks import Tasks
 from laneproto.v1 import lane_pb2
 
 log = structlog.get_logger()
 
-OWNER = "owner"
-
-_STATES: dict[Phase, LaneState] = {
-    Phase.STARTING: "starting",
-    Phase.SUSPECT: "restarting",  # no new work, and it will be up or restarted soon
-    Phase.RESTARTING: "restarting",
-    Phase.QUARANTINED: "quarantined",
-}
+_SAID = {lane_pb2.LANE_STATE_STARTING: Said.WARMING, lane_pb2.LANE_STATE_DRAINING: Said.DRAINING}
 
 
 @dataclass(slots=True)
@@ -63,7 +58,12 @@ class FleetRoster:
     """Implements `lane_view.Roster`. Use as an async context manager; all methods belong to that event loop."""
 
     def __init__(
-        self, supervisor: SupervisorClient, fleet: Fleet | None = None, *, owner_socket: Path | None = None
+        self,
+        supervisor: SupervisorClient,
+        fleet: Fleet | None = None,
+        *,
+        owner_socket: Path | None = None,
+        memory: FleetMemory | None = None,
     ) -> None:
         self._supervisor = supervisor
         self._owner_socket = owner_socket  # None: the owner's life is only what the supervisor says
@@ -72,20 +72,21 @@ class FleetRoster:
         self._views: tuple[LaneView, ...] = ()
         self._callbacks: dict[object, Callable[[], None]] = {}
         self._on_prefixes: Callable[[PrefixNews], None] = lambda news: None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
+        self._memory = memory
+        self._returning: set[str] = set()  # drained for a restart
 
     async def __aenter__(self) -> FleetRoster:
-        self._spawn(self._follow_supervisor())
-        self._spawn(self._keep_time())
+        if self._memory is not None:
+            self._fleet.recall(self._memory.load())
+        self._tasks.spawn(self._follow_supervisor())
+        self._tasks.spawn(self._keep_time())
         if self._owner_socket is not None:
-            self._spawn(self._follow_owner(self._owner_socket))
+            self._tasks.spawn(self._follow_owner(self._owner_socket))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = {*self._tasks, *(lane.follower for lane in self._lanes.values() if lane.follower)}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
         for lane in self._lanes.values():
             await lane.client.close()
 
@@ -123,6 +124,57 @@ class FleetRoster:
         """`callback` with all that lanes say they remember, from now on."""
         self._on_prefixes = callback
 
+    # --- what operators do: see operations ----------------------------------------------------------------------------
+
+    def drain(self, name: str, *, returns: bool) -> None:
+        """No new work; `returns`: it will be undrained soon."""
+        self._fleet.drain(name)
+        if returns:
+            self._returning.add(name)
+        self._publish()
+
+    def undrain(self, name: str) -> None:
+        """Into service again; started if it does not run."""
+        self._fleet.undrain(name, time.monotonic())
+        self._returning.discard(name)
+        self._publish()
+
+    async def stop(self, name: str) -> None:
+        """End its process, as when the cluster stops. `OperationFailed` when the supervisor could not."""
+        await self._ask(self._supervisor.stop(name, limits.LANE_STOP_S))
+        await self._until(lambda: self._fleet.pid(name) == 0)
+
+    async def add_lane(self) -> str:
+        """One more lane; its name."""
+        name: str = await self._ask(self._supervisor.add_lane())
+        await self._until(lambda: name in self._lanes)
+        return name
+
+    async def remove_lane(self, name: str) -> None:
+        """Forget a lane that does not run."""
+        await self._ask(self._supervisor.remove_lane(name))
+        await self._until(lambda: name not in self._lanes)
+
+    async def _ask(self, work: Awaitable[Any]) -> Any:
+        try:
+            return await work
+        except SupervisorUnavailable as error:
+            raise OperationFailed(str(error)) from None
+
+    async def _until(self, seen: Callable[[], bool]) -> None:
+        """Until the supervisor's news are here."""
+        news = asyncio.Event()
+        unsubscribe = self.subscribe(news.set)
+        try:
+            async with asyncio.timeout(limits.CALL_TIMEOUT_S):
+                while not seen():
+                    await news.wait()
+                    news.clear()
+        except TimeoutError:
+            raise OperationFailed("the supervisor did it, but does not say so") from None
+        finally:
+            unsubscribe()
+
     # --- watching -----------------------------------------------------------------------------------------------------
 
     async def _follow_supervisor(self) -> None:
@@ -139,6 +191,8 @@ class FleetRoster:
         lanes = [process for process in kept if process.address]
         answering = {lane.name for lane in lanes} | ({OWNER} if self._owner_socket else set())
         self._fleet.observe({process.name: process.observed for process in kept}, answering, time.monotonic())
+        for gone in self._lanes.keys() - {lane.name for lane in lanes}:
+            self._end(self._lanes.pop(gone))
         for process in lanes:
             known = self._lanes.get(process.name)
             if known is None or (process.observed.running and known.starts != process.observed.starts):
@@ -150,15 +204,18 @@ class FleetRoster:
 
     def _begin(self, process: SeenProcess, before: _Lane | None) -> None:
         if before is not None:
-            if before.follower is not None:
-                before.follower.cancel()
-            self._spawn(before.client.close())
+            self._end(before)
         lane = _Lane(
             process.name, process.address, process.observed.starts, LaneClient(process.address, name=process.name)
         )
         self._lanes[process.name] = lane
         if process.observed.running:
-            lane.follower = asyncio.create_task(self._follow(lane))
+            lane.follower = self._tasks.spawn(self._follow(lane))
+
+    def _end(self, lane: _Lane) -> None:
+        if lane.follower is not None:
+            lane.follower.cancel()
+        self._tasks.spawn(lane.client.close())
 
     async def _follow(self, lane: _Lane) -> None:
         async with asyncio.TaskGroup() as both:
@@ -199,13 +256,16 @@ class FleetRoster:
     async def _follow_owner(self, path: Path) -> None:
         """Asks for its status again and again: lanes that start later need an owner that answers."""
         while True:
-            if await asyncio.to_thread(ask_owner, path, limits.OWNER_ASK_S) is not None:
+            status = await asyncio.to_thread(ask_owner, path, limits.OWNER_ASK_S)
+            if status is not None:
                 self._fleet.answered(OWNER, time.monotonic())
+            self._fleet.owner_ready(status is not None and status.state == "ready", time.monotonic())
             await asyncio.sleep(limits.OWNER_ASK_S)
 
     def _sign_of_life(self, lane: _Lane, status: lane_pb2.LaneStatus) -> None:
         lane.status = status
-        self._fleet.answered(lane.name, time.monotonic(), progress_of(status))
+        said = _SAID.get(status.state, Said.READY)
+        self._fleet.answered(lane.name, time.monotonic(), progress_of(status), said)
         self._publish()
 
     # --- acting -------------------------------------------------------------------------------------------------------
@@ -213,7 +273,7 @@ class FleetRoster:
     async def _keep_time(self) -> None:
         while True:
             for action in self._fleet.tick(time.monotonic()):
-                self._spawn(self._carry_out(action))
+                self._tasks.spawn(self._carry_out(action))
             self._publish()
             await asyncio.sleep(limits.FLEET_TICK_S)
 
@@ -234,11 +294,12 @@ class FleetRoster:
         return LaneView(
             name=lane.name,
             address=lane.address,
-            state=self._state(lane),
+            state=self._fleet.phase(lane.name).value,
             incarnation=lane.hello.incarnation if lane.hello else b"",
             model=lane.model,
             restarts=self._fleet.restarts(lane.name),
             pid=self._fleet.pid(lane.name),
+            returns=lane.name in self._returning,
             device=lane.hello.device if lane.hello else "",
             counters=lane.status.counters,
             steps=step_times(lane.status),
@@ -246,18 +307,11 @@ class FleetRoster:
             decode_ns=tuple((times.rows, times.mean_ns) for times in lane.status.decode_times),
         )
 
-    def _state(self, lane: _Lane) -> LaneState:
-        phase = self._fleet.phase(lane.name)
-        if phase is Phase.STOPPED:
-            return "draining" if self._fleet.ever_started(lane.name) else "starting"
-        if phase is not Phase.UP:
-            return _STATES[phase]
-        if lane.hello is None or lane.status.state == lane_pb2.LANE_STATE_STARTING:
-            return "starting"
-        return "draining" if lane.status.state == lane_pb2.LANE_STATE_DRAINING else "ready"
-
     def _publish(self) -> None:
         """Call the subscribers when anything but counters has changed."""
+        if self._memory is not None:
+            told = self._fleet.remember()
+            self._memory.save({n: replace(r, drained=r.drained and n not in self._returning) for n, r in told.items()})
         views = tuple(self._view(lane) for lane in self._lanes.values())
         changed = [(v.name, v.state, v.incarnation, v.restarts, v.pid) for v in views] != [
             (v.name, v.state, v.incarnation, v.restarts, v.pid) for v in self._views
@@ -266,11 +320,6 @@ class FleetRoster:
         if changed:
             for callback in tuple(self._callbacks.values()):
                 callback()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def prefix_news(seat: Seat, event: lane_pb2.PrefixEvent, *, anew: bool) -> PrefixNews:

@@ -14,9 +14,12 @@ from collections.abc import AsyncIterator
 import structlog
 
 from coordinator.config import CoordinatorConfig
+from coordinator.doors.admin import admin_door
 from coordinator.doors.page import start_page
+from coordinator.fleet_memory import FleetMemory
 from coordinator.frontdoor import Doors, start_doors
 from coordinator.metrics import Metrics
+from coordinator.operations import Operations
 from coordinator.roster import FleetRoster
 from coordinator.supervisor_client import SupervisorClient
 
@@ -29,10 +32,15 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     supervisor = SupervisorClient(config.supervisor)
     try:
-        async with FleetRoster(supervisor, owner_socket=config.owner_socket) as roster:
+        memory = FleetMemory(config.run_dir / "fleet.json")
+        async with FleetRoster(supervisor, owner_socket=config.owner_socket, memory=memory) as roster:
             metrics = Metrics() if config.page else None
             doors = await start_doors(roster, config.pack, http=config.http, grpc_at=config.grpc, recorder=metrics)
-            async with _page(metrics, roster, doors, config):
+            operations = Operations(roster, doors.serving.dispatcher.running)
+            async with (
+                _page(metrics, roster, doors, config),
+                admin_door(operations, config.run_dir / "coordinator.sock"),
+            ):
                 log.info("serving", http=str(doors.http), grpc=str(doors.grpc), page=str(config.page or "off"))
                 await stop.wait()
                 log.info("draining", at_most_s=config.drain_s)

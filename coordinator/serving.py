@@ -14,7 +14,7 @@ from coordinator.answer import Answer
 from coordinator.dispatch import Dispatcher
 from coordinator.errors import ModelNotFound, NoLane
 from coordinator.generation_config import GenerationConfig
-from coordinator.lane_view import HOPEFUL_STATES, LaneView, ModelView, Roster
+from coordinator.lane_view import LaneView, ModelView, Roster, is_hopeful
 from coordinator.request import Draft, check
 from coordinator.stats import Door, Recorder, Silent, Timeline
 from coordinator.tenants import ANYONE, Priority, Tenant
@@ -81,7 +81,7 @@ class Serving:
     def model(self) -> ModelView:
         """What is served: what the lanes say, or said last. `NoLane` until one was ready."""
         if self._model is None:
-            starting = any(view.state in HOPEFUL_STATES for view in self._roster.lanes())
+            starting = any(map(is_hopeful, self._roster.lanes()))
             raise NoLane("no lane has been ready yet" if starting else "no lane is in service")
         return self._model
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import grpc
 
 from coordinator.errors import StartFailed
+from coordinator.fleet import OWNER
 from coordinator.owner_status import ask_owner
-from coordinator.supervisor import OWNER, Keeper, Supervisor
+from coordinator.supervisor import Keeper, Supervisor
 from laneproto.v1 import serve_pb2, serve_pb2_grpc
 
 POLL_S = 0.2

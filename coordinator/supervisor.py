@@ -13,35 +13,39 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc
 import structlog
 
 from coordinator import limits
-from coordinator.fleet import Backoff, FleetLimits
+from coordinator.config import LANES_MAX
+from coordinator.errors import CoordinatorError
+from coordinator.fleet import OWNER, Backoff, FleetLimits
 from coordinator.grpc_server import start_server
 from coordinator.launchers.base import Launcher, ProcessHandle, ProcessSpec
-from laneproto.v1 import keeper_pb2, keeper_pb2_grpc
+from coordinator.tasks import Tasks
+from coordinator.vigil import Vigil
+from laneproto.v1 import admin_pb2, admin_pb2_grpc, keeper_pb2, keeper_pb2_grpc
 
 LOG_LIMIT_BYTES = 8 << 20
 LOG_KEPT_BYTES = 1 << 20
 LOG_CHECK_S = 5.0
 COORDINATOR = "coordinator"
-OWNER = "owner"
+PING_OPTIONS = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class Managed:
-    """A process and, for a lane, where it will listen."""
+    """A process and, for a lane, where it will listen; for the coordinator, where it can be asked whether it lives."""
 
     spec: ProcessSpec
     address: str = ""
+    ping: str = ""  # where it answers a ping: killed when it does not
 
 
 @dataclass(slots=True)
@@ -93,19 +97,21 @@ class Supervisor:
         processes: Sequence[Managed],
         launcher: Launcher,
         fleet_limits: FleetLimits = FleetLimits(),  # noqa: B008  frozen
+        plan_lane: Callable[[int], Managed] | None = None,
     ) -> None:
         self.keepers = {managed.spec.name: Keeper(managed) for managed in processes}
         self._launcher = launcher
         self.version = 0  # counts changes
         self._changed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
+        self._plan_lane = plan_lane
         self._closing = False
         self._coordinator_backoff = Backoff(fleet_limits)
 
     async def start_all(self) -> None:
         """Start every process, and the upkeep of their logs. OSError for the first that cannot be started."""
         await asyncio.gather(*(self.start(name) for name in self.keepers))
-        self._spawn(self._bound_logs())
+        self._tasks.spawn(self._bound_logs())
 
     async def start(self, name: str) -> None:
         """Start the process unless it runs already. KeyError for an unknown name, OSError when it cannot be started."""
@@ -120,7 +126,9 @@ class Supervisor:
             keeper.starts += 1
         log.info("started", process=name, pid=handle.pid, starts=keeper.starts)
         self._notify()
-        self._spawn(self._wait(keeper, handle))
+        self._tasks.spawn(self._wait(keeper, handle))
+        if keeper.managed.ping:
+            self._tasks.spawn(self._see_that_it_answers(keeper, handle))
 
     async def stop(self, name: str, grace_s: float) -> None:
         """SIGTERM, then SIGKILL after the grace; returns when it is gone. KeyError for an unknown name.
@@ -140,6 +148,33 @@ class Supervisor:
         while keeper.handle is handle:
             await self.change(self.version)
 
+    async def add_lane(self) -> str:
+        """One more lane, its number the least above all others; its name. ValueError when there can be no more."""
+        if self._plan_lane is None:
+            raise ValueError("this supervisor cannot plan lanes")
+        numbers = [int(name.removeprefix("lane-")) for name in self.keepers if name.startswith("lane-")]
+        if len(numbers) >= LANES_MAX:
+            raise ValueError(f"there are {LANES_MAX} lanes already")
+        managed = self._plan_lane(max(numbers, default=-1) + 1)
+        name = managed.spec.name
+        self.keepers[name] = Keeper(managed)
+        try:
+            await self.start(name)
+        except OSError:
+            del self.keepers[name]
+            raise
+        return name
+
+    def remove_lane(self, name: str) -> None:
+        """Forget a lane that does not run. KeyError for an unknown name, ValueError when it runs or is no lane."""
+        keeper = self.keepers[name]
+        if not keeper.managed.address:
+            raise ValueError(f"{name} is no lane")
+        if keeper.handle is not None or keeper.lock.locked():
+            raise ValueError(f"{name} runs")
+        del self.keepers[name]
+        self._notify()
+
     async def shutdown(self, drain_s: float) -> None:
         """Stop all: the coordinator first (it drains), then the lanes, the owner last; then the launcher."""
         self._closing = True
@@ -154,10 +189,7 @@ class Supervisor:
         """Kill what still runs and end all tasks. Idempotent."""
         self._closing = True
         await self._launcher.close()
-        for task in tuple(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.cancel()
 
     def snapshot(self) -> keeper_pb2.Snapshot:
         """All processes now."""
@@ -172,11 +204,6 @@ class Supervisor:
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _wait(self, keeper: Keeper, handle: ProcessHandle) -> None:
         began = time.monotonic()
@@ -195,6 +222,22 @@ class Supervisor:
             except OSError as error:
                 log.error("cannot start", process=name, reason=str(error))
                 life_s = 0.0
+
+    async def _see_that_it_answers(self, keeper: Keeper, handle: ProcessHandle) -> None:
+        """Kills this life of the process when it neither ends nor answers: it was stopped, or its loop is stuck."""
+        name, vigil = keeper.managed.spec.name, Vigil(time.monotonic())
+        async with grpc.aio.insecure_channel(keeper.managed.ping, options=PING_OPTIONS) as channel:
+            stub = admin_pb2_grpc.AdminStub(channel)
+            while keeper.handle is handle and not keeper.stopping and not self._closing:
+                try:
+                    await stub.Ping(admin_pb2.PingRequest(), timeout=limits.PING_TIMEOUT_S)
+                    vigil.answered(time.monotonic())
+                except grpc.aio.AioRpcError:
+                    if vigil.overdue(time.monotonic()):
+                        log.error("killed", process=name, reason="it does not answer")
+                        await handle.kill()
+                        return
+                await asyncio.sleep(limits.PING_S)
 
     async def _bound_logs(self) -> None:
         while True:
@@ -263,6 +306,30 @@ class KeeperService(keeper_pb2_grpc.KeepersServicer):
         except KeyError:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no process {request.name!r}")
         return keeper_pb2.StopReply()
+
+    async def AddLane(
+        self, request: keeper_pb2.AddLaneRequest, context: grpc.aio.ServicerContext
+    ) -> keeper_pb2.ProcessName:
+        """Plan and start one more lane."""
+        try:
+            return keeper_pb2.ProcessName(name=await self._supervisor.add_lane())
+        except (ValueError, CoordinatorError) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except OSError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        raise AssertionError("abort always raises")
+
+    async def RemoveLane(
+        self, request: keeper_pb2.ProcessName, context: grpc.aio.ServicerContext
+    ) -> keeper_pb2.RemoveLaneReply:
+        """Forget a lane."""
+        try:
+            self._supervisor.remove_lane(request.name)
+        except KeyError:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no process {request.name!r}")
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return keeper_pb2.RemoveLaneReply()
 
 
 async def serve_keepers(supervisor: Supervisor, socket: Path) -> grpc.aio.Server:

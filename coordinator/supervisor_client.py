@@ -55,15 +55,26 @@ class SupervisorClient:
 
     async def stop(self, name: str, grace_s: float) -> None:
         """SIGTERM, SIGKILL after the grace; without a grace it is a kill and counts as a crash."""
-        await self._call(self._stub.Stop, keeper_pb2.StopRequest(name=name, grace_s=grace_s))
+        await self._call(
+            self._stub.Stop, keeper_pb2.StopRequest(name=name, grace_s=grace_s), REQUEST_TIMEOUT_S + grace_s
+        )
+
+    async def add_lane(self) -> str:
+        """One more lane; its name."""
+        reply: keeper_pb2.ProcessName = await self._call(self._stub.AddLane, keeper_pb2.AddLaneRequest())
+        return reply.name
+
+    async def remove_lane(self, name: str) -> None:
+        """Forget a lane that does not run."""
+        await self._call(self._stub.RemoveLane, keeper_pb2.ProcessName(name=name))
 
     async def close(self) -> None:
         """Close the channel."""
         await self._channel.close()
 
-    async def _call(self, method: Any, request: object) -> None:
+    async def _call(self, method: Any, request: object, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
         try:
-            await method(request, timeout=REQUEST_TIMEOUT_S)
+            return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise SupervisorUnavailable(error.details()) from None
 

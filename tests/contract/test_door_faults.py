@@ -154,7 +154,7 @@ async def test_a_full_queue_is_429_with_retry_after(tmp_path: Path) -> None:
 async def test_without_lanes_503_and_while_one_may_come_the_request_waits(tmp_path: Path) -> None:
     async with open_doors(tmp_path, lanes=2) as cluster:
         cluster.roster.lose("lane-0", "quarantined")
-        cluster.roster.lose("lane-1", "restarting")
+        cluster.roster.lose("lane-1", "dead")
         waiting = asyncio.create_task(cluster.post(COMPLETIONS, ask(max_tokens=2)))
         await until(lambda: cluster.doors.serving.dispatcher.queued == 1)
         await cluster.roster.returned("lane-1")

@@ -154,7 +154,7 @@ async def test_lane_counters_go_on_across_a_restart_of_the_lane(tmp_path: Path) 
         roster.lose("lane-0")  # nobody asked for the metrics of this life
         now = await seen.read()
         assert now["expressway_lane_generated_tokens_total[lane-0]"] == 4
-        assert now["expressway_lane_state[lane-0,restarting]"] == 1
+        assert now["expressway_lane_state[lane-0,dead]"] == 1
         await lane.restart()
         await roster.returned("lane-0")
         assert (await seen.read())["expressway_lane_generated_tokens_total[lane-0]"] == 4

@@ -59,7 +59,7 @@ class FakeRoster:
             counters.CopyFrom(fake.counters)
             self._views[name] = replace(self._views[name], counters=counters)
 
-    def lose(self, name: str, state: LaneState = "restarting") -> None:
+    def lose(self, name: str, state: LaneState = "dead") -> None:
         """The process is gone."""
         self._views[name] = replace(self._views[name], state=state, incarnation=b"", model=None)
         self._notify()

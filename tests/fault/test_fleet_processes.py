@@ -82,7 +82,7 @@ async def test_a_killed_lane_comes_back_with_another_incarnation_and_the_other_i
         seen = []
         roster.subscribe(lambda: seen.append(states(roster)))
         os.kill(before["lane-0"].pid, signal.SIGKILL)
-        await until(roster, lambda: states(roster).get("lane-0") == "restarting")
+        await until(roster, lambda: states(roster).get("lane-0") in ("suspect", "dead"))
         await until(roster, lambda: states(roster).get("lane-0") == "ready")
         after = {view.name: view for view in roster.lanes()}
         assert after["lane-0"].incarnation != before["lane-0"].incarnation
@@ -110,7 +110,7 @@ async def test_a_stopped_process_is_suspected_then_killed_and_started_again(fold
         await until(roster, lambda: states(roster).get("lane-0") == "ready")
         pid = roster.lanes()[0].pid
         os.kill(pid, signal.SIGSTOP)  # neither dead nor alive: connections stay open
-        await until(roster, lambda: states(roster).get("lane-0") == "restarting")
+        await until(roster, lambda: states(roster).get("lane-0") == "suspect")
         assert roster.lanes()[0].pid == pid
         await until(roster, lambda: states(roster).get("lane-0") == "ready" and roster.lanes()[0].pid != pid)
         assert roster.lanes()[0].restarts == 1
@@ -123,7 +123,7 @@ async def test_a_lane_that_answers_but_does_not_get_on_is_suspected_then_killed_
         pid = roster.lanes()[0].pid
         request = lane_pb2.GenerateRequest(request_id="r", prompt_ids=[1, 2, 3], max_tokens=9)
         stuck = asyncio.create_task(read(roster.client("lane-0"), request))
-        await until(roster, lambda: states(roster).get("lane-0") == "restarting")
+        await until(roster, lambda: states(roster).get("lane-0") == "suspect")
         assert roster.lanes()[0].pid == pid  # suspected only
         assert (await roster.client("lane-0").hello()).pid == pid  # it answers
         await until(roster, lambda: states(roster).get("lane-0") == "ready" and roster.lanes()[0].pid != pid)
@@ -166,7 +166,7 @@ async def test_a_suspected_lane_that_is_well_is_ready_again_without_a_restart(fo
         await until(roster, lambda: states(roster).get("lane-0") == "ready")
         before = roster.lanes()[0]
         roster.report_suspect("lane-0")
-        assert states(roster).get("lane-0") == "restarting"
+        assert states(roster).get("lane-0") == "suspect"
         await until(roster, lambda: states(roster).get("lane-0") == "ready")
         assert (roster.lanes()[0].incarnation, roster.lanes()[0].restarts) == (before.incarnation, 0)
 

@@ -460,7 +460,7 @@ async def test_without_hope_requests_are_refused_and_waiting_ones_too(tmp_path: 
         running.cancel()
 
 
-@pytest.mark.parametrize("state", ["starting", "restarting"])
+@pytest.mark.parametrize("state", ["starting", "warming", "suspect", "dead"])
 async def test_requests_wait_for_a_lane_that_may_come(tmp_path: Path, state: str) -> None:
     async with fleet(tmp_path, Script()) as (dispatcher, roster, _):
         roster.set_state("lane-0", state)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.fleet import Backoff, Fleet, FleetLimits, Kill, Observed, Phase, Progress, Start
+from coordinator.fleet import Backoff, Fleet, FleetLimits, Kill, Observed, Phase, Progress, Said, Start
 
 LIMITS = FleetLimits()
 LANES = {"lane-0", "lane-1"}
@@ -32,7 +32,7 @@ def run_until(fleet, begin, end, step=0.1):
 def test_a_crash_is_followed_by_one_start_after_the_first_backoff():
     fleet = fleet_of(lane_0=running(1))
     fleet.observe({"lane-0": exited(1)}, LANES, 10.0)
-    assert fleet.phase("lane-0") is Phase.RESTARTING
+    assert fleet.phase("lane-0") is Phase.DEAD
     assert run_until(fleet, 10.0, 20.0) == [(10.5, Start("lane-0"))]
     assert fleet.tick(10.4) == []
 
@@ -59,7 +59,7 @@ def test_a_third_crash_outside_the_window_does_not():
     for start, crash_at in ((1, 10.0), (2, 20.0), (3, 610.0)):
         fleet.observe({"lane-0": running(start)}, LANES, crash_at - 5)
         fleet.observe({"lane-0": exited(start)}, LANES, crash_at)
-    assert fleet.phase("lane-0") is Phase.RESTARTING
+    assert fleet.phase("lane-0") is Phase.DEAD
 
 
 def test_crashes_between_two_snapshots_are_seen_by_the_number_of_starts():
@@ -67,7 +67,7 @@ def test_crashes_between_two_snapshots_are_seen_by_the_number_of_starts():
     fleet.observe({"lane-0": exited(1)}, LANES, 10.0)
     fleet.observe({"lane-0": exited(2)}, LANES, 12.0)
     fleet.observe({"lane-0": exited(2)}, LANES, 13.0)  # nothing new
-    assert fleet.phase("lane-0") is Phase.RESTARTING
+    assert fleet.phase("lane-0") is Phase.DEAD
     fleet.observe({"lane-0": exited(3)}, LANES, 14.0)
     assert fleet.phase("lane-0") is Phase.QUARANTINED
 
@@ -75,7 +75,7 @@ def test_crashes_between_two_snapshots_are_seen_by_the_number_of_starts():
 def test_a_stop_on_request_is_no_crash_and_is_left_alone():
     fleet = fleet_of(lane_0=running(1))
     fleet.observe({"lane-0": Observed(running=False, starts=1)}, LANES, 5.0)
-    assert fleet.phase("lane-0") is Phase.STOPPED
+    assert fleet.phase("lane-0") is Phase.DRAINING
     assert run_until(fleet, 5.0, 100.0, step=1.0) == []
 
 
@@ -83,7 +83,7 @@ def test_silence_makes_suspect_then_kills_once():
     fleet = fleet_of(lane_0=running(1))
     fleet.answered("lane-0", 1.0)
     fleet.tick(5.9)
-    assert fleet.phase("lane-0") is Phase.UP
+    assert fleet.phase("lane-0") is Phase.READY
     fleet = fleet_of(lane_0=running(1))
     fleet.answered("lane-0", 1.0)
     actions = run_until(fleet, 1.0, 40.0)
@@ -95,6 +95,95 @@ def test_silence_makes_suspect_then_kills_once():
 def test_the_owner_gives_no_signs_of_life_and_is_not_killed_for_it():
     fleet = fleet_of(owner=running(1), lane_0=running(1))
     assert run_until(fleet, 0.0, 100.0, step=1.0) == []  # a lane that has never answered is still starting
+    assert fleet.phase("lane-0") is Phase.STARTING
+
+
+def test_a_lane_that_never_answers_is_killed_by_its_limit_once_the_region_can_be_had():
+    frozen = Kill("lane-0", "it does not become ready")
+    fleet = fleet_of(lane_0=running(1))
+    assert run_until(fleet, 0.0, 602.0, step=1.0) == [(600.0, frozen)]
+    fleet = fleet_of(lane_0=running(1))
+    fleet.owner_ready(False, 0.0)
+    assert run_until(fleet, 0.0, 5000.0, step=1.0) == []
+    fleet.owner_ready(True, 5000.0)
+    fleet.owner_ready(True, 5300.0)  # says so again and again
+    assert run_until(fleet, 5000.0, 5602.0, step=1.0) == [(5600.0, frozen)]
+    fleet.observe({"lane-0": exited(1, -9)}, LANES, 5602.0)
+    fleet.observe({"lane-0": running(2)}, LANES, 5603.0)
+    assert run_until(fleet, 5603.0, 6202.0, step=1.0) == []
+
+
+def test_warming_and_draining_are_what_the_lane_says():
+    fleet = fleet_of(lane_0=running(1))
+    fleet.answered("lane-0", 1.0, said=Said.WARMING)
+    assert fleet.phase("lane-0") is Phase.WARMING
+    fleet.answered("lane-0", 2.0)
+    assert fleet.phase("lane-0") is Phase.READY
+    fleet.answered("lane-0", 3.0, said=Said.DRAINING)
+    assert fleet.phase("lane-0") is Phase.DRAINING
+
+
+def test_drained_on_request_until_undrained_and_watched_all_the_while():
+    fleet = fleet_of(lane_0=running(1))
+    fleet.answered("lane-0", 1.0)
+    fleet.drain("lane-0")
+    assert fleet.phase("lane-0") is Phase.DRAINING
+    assert [action for _, action in run_until(fleet, 1.0, 20.0)] == [Kill("lane-0")]
+    fleet.observe({"lane-0": exited(1, -9)}, LANES, 20.0)
+    assert fleet.phase("lane-0") is Phase.DEAD
+    fleet.observe({"lane-0": running(2)}, LANES, 21.0)
+    fleet.answered("lane-0", 22.0)
+    assert fleet.phase("lane-0") is Phase.DRAINING  # a new process is not a reason to serve
+    fleet.undrain("lane-0", 23.0)
+    assert fleet.phase("lane-0") is Phase.READY
+
+
+def test_undrain_starts_what_was_stopped_or_is_in_quarantine():
+    fleet = fleet_of(lane_0=Observed(running=False, starts=1), lane_1=exited(1))
+    assert fleet.phase("lane-0") is Phase.DRAINING
+    for starts in (2, 3):
+        fleet.observe({"lane-0": Observed(running=False, starts=1), "lane-1": exited(starts)}, LANES, float(starts))
+    assert fleet.phase("lane-1") is Phase.QUARANTINED
+    for name in ("lane-0", "lane-1"):
+        fleet.undrain(name, 10.0)
+    assert fleet.tick(10.0) == [Start("lane-0"), Start("lane-1")]
+    fleet.observe({"lane-0": running(2), "lane-1": exited(4)}, LANES, 11.0)
+    assert fleet.phase("lane-1") is Phase.DEAD  # the crashes before were forgiven
+
+
+def test_the_next_fleet_forgets_no_crash_and_counts_none_twice():
+    first = fleet_of(lane_0=exited(1), lane_1=running(1))
+    first.observe({"lane-0": exited(2), "lane-1": running(1)}, LANES, 5.0)
+    first.drain("lane-1")
+    told = first.remember()
+    assert {name: (len(each.crashes), each.starts, each.drained) for name, each in told.items()} == {
+        "lane-0": (2, 2, False), "lane-1": (0, 0, True),
+    }  # fmt: skip
+    second = Fleet()
+    second.recall(told)
+    second.observe({"lane-0": exited(2), "lane-1": running(1)}, LANES, 6.0)
+    second.answered("lane-1", 6.0)
+    assert (second.phase("lane-0"), second.phase("lane-1")) == (Phase.DEAD, Phase.DRAINING)
+    assert second.tick(6.0) == [Start("lane-0")]
+    second.observe({"lane-0": exited(3), "lane-1": running(1)}, LANES, 7.0)
+    assert second.phase("lane-0") is Phase.QUARANTINED
+    third = Fleet()
+    third.recall(second.remember())
+    assert third.remember() == second.remember()
+    third.observe({"lane-0": exited(3), "lane-1": running(1)}, LANES, 8.0)
+    assert third.phase("lane-0") is Phase.QUARANTINED
+    assert run_until(third, 8.0, 500.0, step=1.0) == []
+    fourth = Fleet()
+    fourth.recall(told)  # two crashes; a third one came while there was no coordinator
+    fourth.observe({"lane-0": exited(3), "lane-1": running(1)}, LANES, 9.0)
+    assert fourth.phase("lane-0") is Phase.QUARANTINED
+
+
+def test_a_lane_that_is_no_more_is_forgotten():
+    fleet = fleet_of(lane_0=running(1), lane_1=exited(1))
+    fleet.observe({"lane-0": running(1)}, {"lane-0"}, 1.0)
+    assert fleet.tick(100.0) == []
+    assert fleet.remember() == {}
 
 
 def test_a_suspected_lane_is_up_again_with_its_next_sign_of_life():
@@ -103,7 +192,7 @@ def test_a_suspected_lane_is_up_again_with_its_next_sign_of_life():
     fleet.suspected("lane-0")
     assert fleet.phase("lane-0") is Phase.SUSPECT
     fleet.answered("lane-0", 1.5)
-    assert fleet.phase("lane-0") is Phase.UP
+    assert fleet.phase("lane-0") is Phase.READY
 
 
 def test_silence_while_the_coordinator_itself_slept_says_nothing():
@@ -111,7 +200,7 @@ def test_silence_while_the_coordinator_itself_slept_says_nothing():
     fleet.answered("lane-0", 0.0)
     fleet.tick(0.0)
     assert fleet.tick(100.0) == []
-    assert fleet.phase("lane-0") is Phase.UP
+    assert fleet.phase("lane-0") is Phase.READY
     assert run_until(fleet, 100.1, 114.8) == []
     assert [action for _, action in run_until(fleet, 114.9, 116.0)] == [Kill("lane-0")]
 
@@ -133,7 +222,7 @@ def watched(fleet, begin, end, still, p99_s):
 def test_a_lane_that_answers_while_its_step_stands_still_is_suspected_then_killed_once():
     fleet = fleet_of(lane_0=running(1))
     assert watched(fleet, 1.0, 5.9, lambda now: now - 1, 0.001) == []
-    assert fleet.phase("lane-0") is Phase.UP
+    assert fleet.phase("lane-0") is Phase.READY
     assert watched(fleet, 6.0, 15.9, lambda now: now - 1, 0.001) == []
     assert fleet.phase("lane-0") is Phase.SUSPECT
     assert watched(fleet, 16.0, 40.0, lambda now: now - 1, 0.001) == [(16.0, STUCK)]
@@ -142,7 +231,7 @@ def test_a_lane_that_answers_while_its_step_stands_still_is_suspected_then_kille
 def test_a_step_of_a_slow_kind_has_ten_and_twenty_times_what_it_takes():
     fleet = fleet_of(lane_0=running(1))
     assert watched(fleet, 0.0, 29.9, lambda now: now, 3.0) == []
-    assert fleet.phase("lane-0") is Phase.UP
+    assert fleet.phase("lane-0") is Phase.READY
     assert watched(fleet, 30.0, 59.9, lambda now: now, 3.0) == []
     assert fleet.phase("lane-0") is Phase.SUSPECT
     assert watched(fleet, 60.0, 61.0, lambda now: now, 3.0) == [(60.0, STUCK)]
@@ -151,7 +240,7 @@ def test_a_step_of_a_slow_kind_has_ten_and_twenty_times_what_it_takes():
 def test_a_long_step_that_gets_on_layer_by_layer_is_left_alone():
     fleet = fleet_of(lane_0=running(1))
     assert watched(fleet, 0.0, 600.0, lambda now: now % 4, 0.0) == []
-    assert fleet.phase("lane-0") is Phase.UP
+    assert fleet.phase("lane-0") is Phase.READY
 
 
 def test_a_step_that_gets_on_after_all_makes_its_lane_well_again():
@@ -159,7 +248,7 @@ def test_a_step_that_gets_on_after_all_makes_its_lane_well_again():
     watched(fleet, 0.0, 8.0, lambda now: now, 0.0)
     assert fleet.phase("lane-0") is Phase.SUSPECT
     fleet.answered("lane-0", 8.0, Progress(0.0, 0.0))
-    assert fleet.phase("lane-0") is Phase.UP
+    assert fleet.phase("lane-0") is Phase.READY
     fleet.answered("lane-0", 8.5)  # idle: nothing can stand still
     assert watched(fleet, 8.5, 9.0, lambda now: 0.0, 0.0) == []
 
@@ -169,7 +258,7 @@ def test_a_step_does_not_stand_still_because_the_coordinator_slept():
     fleet.answered("lane-0", 0.0, Progress(0.0, 0.0))
     fleet.tick(0.0)
     assert fleet.tick(100.0) == []
-    assert fleet.phase("lane-0") is Phase.UP
+    assert fleet.phase("lane-0") is Phase.READY
 
 
 def test_the_next_life_of_a_stuck_lane_begins_unsuspected():
@@ -178,7 +267,7 @@ def test_the_next_life_of_a_stuck_lane_begins_unsuspected():
     fleet.observe({"lane-0": exited(1, -9)}, LANES, 16.0)
     fleet.observe({"lane-0": running(2)}, LANES, 17.0)
     fleet.answered("lane-0", 18.0)
-    assert fleet.phase("lane-0") is Phase.UP
+    assert fleet.phase("lane-0") is Phase.READY
     assert fleet.tick(18.1) == []
 
 
@@ -230,7 +319,7 @@ def test_whatever_happens_at_most_one_action_is_outstanding_and_the_dead_stay_de
             fleet.suspected(name)
         for action in fleet.tick(now):
             assert action.name not in outstanding
-            assert fleet.phase(action.name) not in (Phase.QUARANTINED, Phase.STOPPED)
+            assert fleet.phase(action.name) not in (Phase.QUARANTINED, Phase.DRAINING)
             outstanding[action.name] = action
             if event == "fail":
                 del outstanding[action.name]

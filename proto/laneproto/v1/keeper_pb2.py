@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19laneproto/v1/keeper.proto\x12\x14\x65xpressway.keeper.v1\"\x0e\n\x0cWatchRequest\"\x1b\n\x0bProcessName\x12\x0c\n\x04name\x18\x01 \x01(\t\",\n\x0bStopRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x02\"\x0c\n\nStartReply\"\x0b\n\tStopReply\"\x8b\x01\n\x07Process\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x31\n\x05phase\x18\x02 \x01(\x0e\x32\".expressway.keeper.v1.ProcessPhase\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x11\n\texit_code\x18\x04 \x01(\x11\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x0e\n\x06starts\x18\x06 \x01(\r\"<\n\x08Snapshot\x12\x30\n\tprocesses\x18\x01 \x03(\x0b\x32\x1d.expressway.keeper.v1.Process*}\n\x0cProcessPhase\x12\x1d\n\x19PROCESS_PHASE_UNSPECIFIED\x10\x00\x12\x19\n\x15PROCESS_PHASE_RUNNING\x10\x01\x12\x18\n\x14PROCESS_PHASE_EXITED\x10\x02\x12\x19\n\x15PROCESS_PHASE_STOPPED\x10\x03\x32\xf2\x01\n\x07Keepers\x12M\n\x05Watch\x12\".expressway.keeper.v1.WatchRequest\x1a\x1e.expressway.keeper.v1.Snapshot0\x01\x12L\n\x05Start\x12!.expressway.keeper.v1.ProcessName\x1a .expressway.keeper.v1.StartReply\x12J\n\x04Stop\x12!.expressway.keeper.v1.StopRequest\x1a\x1f.expressway.keeper.v1.StopReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19laneproto/v1/keeper.proto\x12\x14\x65xpressway.keeper.v1\"\x0e\n\x0cWatchRequest\"\x1b\n\x0bProcessName\x12\x0c\n\x04name\x18\x01 \x01(\t\",\n\x0bStopRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x02\"\x0c\n\nStartReply\"\x0b\n\tStopReply\"\x10\n\x0e\x41\x64\x64LaneRequest\"\x11\n\x0fRemoveLaneReply\"\x8b\x01\n\x07Process\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x31\n\x05phase\x18\x02 \x01(\x0e\x32\".expressway.keeper.v1.ProcessPhase\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x11\n\texit_code\x18\x04 \x01(\x11\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x0e\n\x06starts\x18\x06 \x01(\r\"<\n\x08Snapshot\x12\x30\n\tprocesses\x18\x01 \x03(\x0b\x32\x1d.expressway.keeper.v1.Process*}\n\x0cProcessPhase\x12\x1d\n\x19PROCESS_PHASE_UNSPECIFIED\x10\x00\x12\x19\n\x15PROCESS_PHASE_RUNNING\x10\x01\x12\x18\n\x14PROCESS_PHASE_EXITED\x10\x02\x12\x19\n\x15PROCESS_PHASE_STOPPED\x10\x03\x32\x9e\x03\n\x07Keepers\x12M\n\x05Watch\x12\".expressway.keeper.v1.WatchRequest\x1a\x1e.expressway.keeper.v1.Snapshot0\x01\x12L\n\x05Start\x12!.expressway.keeper.v1.ProcessName\x1a .expressway.keeper.v1.StartReply\x12J\n\x04Stop\x12!.expressway.keeper.v1.StopRequest\x1a\x1f.expressway.keeper.v1.StopReply\x12R\n\x07\x41\x64\x64Lane\x12$.expressway.keeper.v1.AddLaneRequest\x1a!.expressway.keeper.v1.ProcessName\x12V\n\nRemoveLane\x12!.expressway.keeper.v1.ProcessName\x1a%.expressway.keeper.v1.RemoveLaneReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'laneproto.v1.keeper_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROCESSPHASE']._serialized_start=373
-  _globals['_PROCESSPHASE']._serialized_end=498
+  _globals['_PROCESSPHASE']._serialized_start=410
+  _globals['_PROCESSPHASE']._serialized_end=535
   _globals['_WATCHREQUEST']._serialized_start=51
   _globals['_WATCHREQUEST']._serialized_end=65
   _globals['_PROCESSNAME']._serialized_start=67
@@ -43,10 +43,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STARTREPLY']._serialized_end=154
   _globals['_STOPREPLY']._serialized_start=156
   _globals['_STOPREPLY']._serialized_end=167
-  _globals['_PROCESS']._serialized_start=170
-  _globals['_PROCESS']._serialized_end=309
-  _globals['_SNAPSHOT']._serialized_start=311
-  _globals['_SNAPSHOT']._serialized_end=371
-  _globals['_KEEPERS']._serialized_start=501
-  _globals['_KEEPERS']._serialized_end=743
+  _globals['_ADDLANEREQUEST']._serialized_start=169
+  _globals['_ADDLANEREQUEST']._serialized_end=185
+  _globals['_REMOVELANEREPLY']._serialized_start=187
+  _globals['_REMOVELANEREPLY']._serialized_end=204
+  _globals['_PROCESS']._serialized_start=207
+  _globals['_PROCESS']._serialized_end=346
+  _globals['_SNAPSHOT']._serialized_start=348
+  _globals['_SNAPSHOT']._serialized_end=408
+  _globals['_KEEPERS']._serialized_start=538
+  _globals['_KEEPERS']._serialized_end=952
 # @@protoc_insertion_point(module_scope)

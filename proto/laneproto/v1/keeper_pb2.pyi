@@ -44,6 +44,14 @@ class StopReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class AddLaneRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RemoveLaneReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Process(_message.Message):
     __slots__ = ("name", "phase", "pid", "exit_code", "address", "starts")
     NAME_FIELD_NUMBER: _ClassVar[int]

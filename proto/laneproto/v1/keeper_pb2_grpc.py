@@ -49,6 +49,16 @@ class KeepersStub:
                 request_serializer=laneproto_dot_v1_dot_keeper__pb2.StopRequest.SerializeToString,
                 response_deserializer=laneproto_dot_v1_dot_keeper__pb2.StopReply.FromString,
                 _registered_method=True)
+        self.AddLane = channel.unary_unary(
+                '/expressway.keeper.v1.Keepers/AddLane',
+                request_serializer=laneproto_dot_v1_dot_keeper__pb2.AddLaneRequest.SerializeToString,
+                response_deserializer=laneproto_dot_v1_dot_keeper__pb2.ProcessName.FromString,
+                _registered_method=True)
+        self.RemoveLane = channel.unary_unary(
+                '/expressway.keeper.v1.Keepers/RemoveLane',
+                request_serializer=laneproto_dot_v1_dot_keeper__pb2.ProcessName.SerializeToString,
+                response_deserializer=laneproto_dot_v1_dot_keeper__pb2.RemoveLaneReply.FromString,
+                _registered_method=True)
 
 
 class KeepersServicer:
@@ -74,6 +84,20 @@ class KeepersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddLane(self, request, context):
+        """One more lane, planned like the others; it starts at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveLane(self, request, context):
+        """Forgets a lane that does not run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KeepersServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +115,16 @@ def add_KeepersServicer_to_server(servicer, server):
                     servicer.Stop,
                     request_deserializer=laneproto_dot_v1_dot_keeper__pb2.StopRequest.FromString,
                     response_serializer=laneproto_dot_v1_dot_keeper__pb2.StopReply.SerializeToString,
+            ),
+            'AddLane': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddLane,
+                    request_deserializer=laneproto_dot_v1_dot_keeper__pb2.AddLaneRequest.FromString,
+                    response_serializer=laneproto_dot_v1_dot_keeper__pb2.ProcessName.SerializeToString,
+            ),
+            'RemoveLane': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveLane,
+                    request_deserializer=laneproto_dot_v1_dot_keeper__pb2.ProcessName.FromString,
+                    response_serializer=laneproto_dot_v1_dot_keeper__pb2.RemoveLaneReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +208,60 @@ class Keepers:
             '/expressway.keeper.v1.Keepers/Stop',
             laneproto_dot_v1_dot_keeper__pb2.StopRequest.SerializeToString,
             laneproto_dot_v1_dot_keeper__pb2.StopReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddLane(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/expressway.keeper.v1.Keepers/AddLane',
+            laneproto_dot_v1_dot_keeper__pb2.AddLaneRequest.SerializeToString,
+            laneproto_dot_v1_dot_keeper__pb2.ProcessName.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveLane(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/expressway.keeper.v1.Keepers/RemoveLane',
+            laneproto_dot_v1_dot_keeper__pb2.ProcessName.SerializeToString,
+            laneproto_dot_v1_dot_keeper__pb2.RemoveLaneReply.FromString,
             options,
             channel_credentials,
             insecure,

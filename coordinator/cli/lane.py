@@ -1,0 +1,102 @@
+"""`expressway lane …`: lanes of a running cluster are drained, restarted, added and removed.
+
+Not here: what that means (operations, in the coordinator). Invariants: progress goes to stderr, `--json` prints one
+object on stdout; the command ends when the operation has, and Ctrl-C leaves a lane that was to restart in service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import click
+import grpc
+
+from coordinator.cli.answer import CHANNEL_OPTIONS, refusal
+from coordinator.cli.values import CLUSTER
+from coordinator.rundir import read_cluster, run_path
+from laneproto.v1 import admin_pb2, admin_pb2_grpc
+
+Call = Callable[[admin_pb2_grpc.AdminStub], Any]
+
+
+@click.group()
+def command() -> None:
+    """Take lanes of a running cluster out of service and back, restart, add or remove them."""
+
+
+def _shared(function: Callable[..., None]) -> Callable[..., None]:
+    function = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(function)
+    return click.option("--cluster", type=CLUSTER, default="default", show_default=True, metavar="NAME")(function)
+
+
+@command.command()
+@click.argument("lane")
+@click.option("--stop", is_flag=True, help="End its process, too.")
+@_shared
+def drain(lane: str, stop: bool, cluster: str, as_json: bool) -> None:
+    """No new work for LANE; returns when what it has is done."""
+    _run(cluster, as_json, lambda stub: stub.Drain(admin_pb2.DrainRequest(lane=lane, stop=stop)))
+
+
+@command.command()
+@click.argument("lane")
+@_shared
+def undrain(lane: str, cluster: str, as_json: bool) -> None:
+    """LANE into service again: after a drain, a stop, or out of quarantine."""
+    _run(cluster, as_json, lambda stub: _one(stub.Undrain(admin_pb2.LaneName(lane=lane))))
+
+
+@command.command()
+@click.argument("lanes", nargs=-1)
+@_shared
+def restart(lanes: tuple[str, ...], cluster: str, as_json: bool) -> None:
+    """Restart LANES, by default all, one after the other, without cutting a stream."""
+    _run(cluster, as_json, lambda stub: stub.Restart(admin_pb2.RestartRequest(lanes=lanes)))
+
+
+@command.command()
+@_shared
+def add(cluster: str, as_json: bool) -> None:
+    """One more lane, with the options of the others; it shares their cores."""
+    _run(cluster, as_json, lambda stub: _one(stub.Add(admin_pb2.AddRequest())))
+
+
+@command.command()
+@click.argument("lane")
+@_shared
+def remove(lane: str, cluster: str, as_json: bool) -> None:
+    """Drain LANE, stop it and forget it."""
+    _run(cluster, as_json, lambda stub: stub.Remove(admin_pb2.LaneName(lane=lane)))
+
+
+async def _one(reply: Any) -> AsyncIterator[Any]:
+    yield await reply
+
+
+def _run(cluster: str, as_json: bool, call: Call) -> None:
+    read_cluster(cluster, dict(os.environ))  # says in words when there is none
+    socket = run_path(cluster, dict(os.environ)) / "coordinator.sock"
+    last = asyncio.run(_follow(f"unix:{socket}", call))
+    if as_json:
+        print(json.dumps(last))
+
+
+async def _follow(target: str, call: Call) -> dict[str, Any]:
+    last: dict[str, Any] = {}
+    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+        try:
+            async for message in call(admin_pb2_grpc.AdminStub(channel)):
+                told = {"lane": message.lane}
+                if isinstance(message, admin_pb2.Progress):
+                    told |= {"state": message.state, "doing": message.doing, "running": message.running}
+                if told != last:
+                    print(" ".join(f"{value}" for value in told.values()), file=sys.stderr, flush=True)
+                last = told
+        except grpc.aio.AioRpcError as error:
+            raise refusal(error) from None
+    return last
