@@ -47,9 +47,8 @@
     ├── Interrupted              interrupted               no         500   INTERNAL
     └── InternalError                internal                  no         500   INTERNAL
 
-The classes carry the table; a test compares them with the drawing. Messages are for the client: no path, no address.
-(The message of a `SetupError` is for the operator and names both.) gRPC codes are names: pure code
-may import this file.
+The classes carry the table; a test compares them with the drawing. Messages are for the client: no path, no address
+(a `SetupError`'s is for the operator and names both). gRPC codes are names: pure code may import this file.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ class CoordinatorError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message, self.param = message, param
         self.retry_after_s = retry_after_s  # when there may be room; None: nobody knows
 
 
@@ -397,5 +395,4 @@ class InternalError(CoordinatorError):
 
 def reported(code: str, message: str) -> CoordinatorError:
     """What another process reported, as an error of its own stable code (codes belong to classes)."""
-    kind: type[CoordinatorError] = type("Reported", (CoordinatorError,), {"code": code})
-    return kind(message)
+    return type("Reported", (CoordinatorError,), {"code": code})(message)  # type: ignore[no-any-return]

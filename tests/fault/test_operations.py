@@ -1,4 +1,4 @@
-"""Lanes are drained, restarted, added and removed while streams run; what stands still is noticed, also the coordinator."""
+"""Lanes are drained, restarted, added and removed while streams run; what stands still is noticed."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_drained_and_undrained_and_drained_for_the_next_coordinator_too(fo
             operations.undrain("lane-0")
             await until(roster, lambda: ready(roster, "lane-0", "lane-1"))
             await finished(operations.drain("lane-0", stop=True))
-            assert [view.pid for view in roster.lanes()][0] == 0
+            assert next(view.pid for view in roster.lanes()) == 0
             operations.undrain("lane-0")
             await until(roster, lambda: ready(roster, "lane-0", "lane-1"))
 

@@ -294,6 +294,7 @@ ELSEWHERE = {
     "coordinator.CRASHES_TO_QUARANTINE": "unit/test_fleet.py::test_the_third_crash_inside_the_window_means_quarantine",
     "coordinator.CRASH_WINDOW_S": "unit/test_fleet.py::test_a_third_crash_outside_the_window_does_not",
     "coordinator.TENANTS_FILE_BYTES": "unit/test_tenants.py::test_the_file_is_ours_alone_and_bounded",
+    "coordinator.FLEET_FILE_BYTES": "unit/test_fleet_memory.py::test_links_and_long_files_are_no_memory",
     "coordinator.QUEUE_BYTES": "unit/test_fair_queue.py::test_bounds_in_requests_bytes_and_of_a_tenant",
     "coordinator.SHARE_ACCOUNTS":
         "unit/test_fair_queue.py::test_families_and_idle_accounts_are_forgotten_at_their_bounds",

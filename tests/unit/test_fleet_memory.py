@@ -1,7 +1,8 @@
-"""The fleet's memory as a file: what was saved is loaded, and nothing that lies there keeps a coordinator from serving."""
+"""The fleet's memory as a file: saved is loaded, and nothing that lies there keeps a coordinator from serving."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,6 @@ def test_a_directory_that_is_gone_is_no_reason_to_stop(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=100) | st.just(b'{"processes": {"a": {"crashes": [NaN]}}}'))
 def test_whatever_lies_there_is_a_memory_or_none(data: bytes) -> None:
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "fleet.json"
         path.write_bytes(data)
