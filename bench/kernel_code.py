@@ -27,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from lanes.kernels import combine, experts
+from lanes.kernels import combine, experts, route
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
 HIDDEN, INNER, CHOSEN, EXPERTS = 2560, 640, 10, 512
@@ -99,7 +99,13 @@ def launch_experts(format: str, rows: int) -> None:
     experts.quantise_rows(x, quantised, layout.format.group)
     experts.gate_up(layout, addresses, jobs, quantised, h)
     experts.down(layout, addresses, jobs, h, y)
-    combine.combine(torch.empty(rows, CHOSEN), y, y, torch.empty(pairs, dtype=torch.int8), x)
+    routed = route.Routed(
+        torch.empty((rows, CHOSEN), dtype=torch.int32), torch.empty(rows, CHOSEN), jobs,
+        torch.empty(pairs, dtype=torch.int32),
+    )  # fmt: skip
+    counts = torch.empty(EXPERTS, dtype=torch.int32)
+    route.route(torch.empty(rows, EXPERTS + 1), counts.to(torch.int8), counts, counts, routed, normalise=True)
+    combine.combine(torch.empty(rows, CHOSEN), y, y, torch.empty(pairs, dtype=torch.int32), x)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

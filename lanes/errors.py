@@ -18,6 +18,7 @@
     ├── SlowReader                   slow_reader              no    the client stopped reading its stream
     ├── NonFiniteLogits              non_finite_logits        yes   ends the request, then the process (exit 70)
     └── EngineFailed                 engine_failed            yes   ends the request, then the process (exit 70)
+        ├── HandshakeLost            handshake_lost           yes   the GPU and the CPU's share of experts lost touch
         ├── NativeKernelFailed       native_kernel_failed     yes   the expert kernel ran out of memory or threads
         └── TableReadFailed          table_read_failed        yes   rows of an n-gram table cannot be read from disk
 
@@ -146,6 +147,12 @@ class EngineFailed(LaneError):
 
     code = "engine_failed"
     retryable = True
+
+
+class HandshakeLost(EngineFailed):
+    """The GPU and the thread that computes the CPU's share of experts no longer answer each other."""
+
+    code = "handshake_lost"
 
 
 class NativeKernelFailed(EngineFailed):

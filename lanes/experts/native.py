@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,13 @@ def _library() -> ctypes.CDLL:
         library.expert_run.argtypes = [pointer, pointer, i32, pointer, pointer, pointer, i32, pointer, pointer]
         library.expert_combine.argtypes = [pointer, i32, i32, i32, pointer, i32, pointer, pointer, pointer]
         library.expert_read.argtypes = [pointer, pointer, i32, pointer, pointer]
+        library.expert_split.argtypes = [i32, i32, pointer, i32, *[pointer] * 6]
+        library.share_block_of.argtypes = [i32, i32, i32, pointer]
+        library.share_create.argtypes = [pointer, pointer, pointer, pointer, i32, pointer]
+        library.share_arm.argtypes = [pointer, ctypes.c_uint64]
+        library.share_check.argtypes = [pointer]
+        library.share_destroy.argtypes = [pointer]
+        library.share_destroy.restype = None
         return library
     raise NativeKernelUnavailable(
         "the native expert kernel is not built (no lanes/native/libexperts*.so): "
@@ -65,11 +73,29 @@ def _library() -> ctypes.CDLL:
     )
 
 
-def _check(name: str, array: NDArray[Any], dtype: type, *shape: int) -> int:
+def check_array(name: str, array: NDArray[Any], dtype: type, *shape: int) -> int:
     """The array's address, or ValueError."""
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         raise ValueError(f"{name}: want contiguous {np.dtype(dtype)} {shape}, got {array.dtype} {array.shape}")
     return array.ctypes.data
+
+
+@dataclass(frozen=True, slots=True)
+class NativePool:
+    """What other calls of the library need of an open kernel."""
+
+    library: ctypes.CDLL
+    pool: ctypes.c_void_p
+    layout: _Layout
+
+    def check(self, code: int) -> None:
+        """Raises what a code of experts.h means."""
+        if not code:
+            return
+        text = self.library.expert_error_text(code).decode()
+        if code == _BAD_ARGUMENT:
+            raise ValueError(f"native expert kernel: {text}")
+        raise NativeKernelFailed(f"native expert kernel: {text}")
 
 
 class ExpertKernel:
@@ -127,13 +153,13 @@ class ExpertKernel:
     ) -> None:
         """out[p] = expert j applied to x[row_index[p]], unweighted, for p in row_offsets[j]..row_offsets[j + 1]."""
         jobs, pairs, rows, hidden = len(addresses), len(row_index), len(x), self.layout.hidden
-        offsets = _check("row_offsets", row_offsets, np.int32, jobs + 1)
+        offsets = check_array("row_offsets", row_offsets, np.int32, jobs + 1)
         if row_offsets[-1] != pairs:
             raise ValueError(f"row_offsets end at {row_offsets[-1]}, there are {pairs} pairs")
         code = self._library.expert_run(
-            self._open(), ctypes.byref(self._layout), jobs, _check("addresses", addresses, np.uint64, jobs),
-            offsets, _check("row_index", row_index, np.int32, pairs), rows,
-            _check("x", x, np.float32, rows, hidden), _check("out", out, np.float32, pairs, hidden),
+            self._open(), ctypes.byref(self._layout), jobs, check_array("addresses", addresses, np.uint64, jobs),
+            offsets, check_array("row_index", row_index, np.int32, pairs), rows,
+            check_array("x", x, np.float32, rows, hidden), check_array("out", out, np.float32, pairs, hidden),
         )  # fmt: skip
         self._raise(code)
 
@@ -148,9 +174,9 @@ class ExpertKernel:
         rows, chosen = pair_index.shape
         pairs, hidden = y.shape
         code = self._library.expert_combine(
-            self._open(), rows, chosen, hidden, _check("pair_index", pair_index, np.int32, rows, chosen), pairs,
-            _check("weights", weights, np.float32, rows, chosen), _check("y", y, np.float32, pairs, hidden),
-            _check("out", out, np.float32, rows, hidden),
+            self._open(), rows, chosen, hidden, check_array("pair_index", pair_index, np.int32, rows, chosen), pairs,
+            check_array("weights", weights, np.float32, rows, chosen), check_array("y", y, np.float32, pairs, hidden),
+            check_array("out", out, np.float32, rows, hidden),
         )  # fmt: skip
         self._raise(code)
 
@@ -159,7 +185,7 @@ class ExpertKernel:
         total = ctypes.c_uint64()
         code = self._library.expert_read(
             self._open(), ctypes.byref(self._layout), len(addresses),
-            _check("addresses", addresses, np.uint64, len(addresses)), ctypes.byref(total),
+            check_array("addresses", addresses, np.uint64, len(addresses)), ctypes.byref(total),
         )  # fmt: skip
         self._raise(code)
         return total.value
@@ -178,10 +204,9 @@ class ExpertKernel:
             raise ValueError("this kernel is closed")
         return self._pool
 
+    def native(self) -> NativePool:
+        """The library, the pool and the layout; the pool lives until `close`."""
+        return NativePool(self._library, self._open(), self._layout)
+
     def _raise(self, code: int) -> None:
-        if not code:
-            return
-        text = self._library.expert_error_text(code).decode()
-        if code == _BAD_ARGUMENT:
-            raise ValueError(f"native expert kernel: {text}")
-        raise NativeKernelFailed(f"native expert kernel: {text}")
+        NativePool(self._library, ctypes.c_void_p(), self._layout).check(code)

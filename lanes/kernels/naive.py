@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from lanes.experts import reference
+from lanes.experts.split import split
+from lanes.models.qwen4_exp import moe
 from shared_experts.layout import RecordLayout
 
 
@@ -35,3 +37,24 @@ def combine(weights: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
     for r in range(rows):
         picked = np.ascontiguousarray(y[r * chosen : (r + 1) * chosen].numpy())
         out[r] = torch.from_numpy(reference.combine(weights[r].numpy(), picked))
+
+
+def route(
+    logits: torch.Tensor, resident: torch.Tensor, cpu_of_misses: torch.Tensor, uses: torch.Tensor, chosen: int,
+    *, normalise: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(ids, weights, job experts, job pairs, slots) as lanes.kernels.route fills them; `uses` is changed in place."""
+    rows = len(logits)
+    ids, weights = moe.route(logits[:, : len(resident)], chosen, normalise)
+    flat = ids.reshape(-1).tolist()
+    part = split(ids.numpy().astype(np.int32), resident.numpy() != 0, cpu_of_misses.numpy())
+    expert = torch.full((len(flat),), -1, dtype=torch.int32)
+    pairs = torch.full((len(flat), rows), -1, dtype=torch.int32)
+    ours = sorted(set(flat) - set(part.taken.tolist()))
+    for job, id in enumerate(ours):
+        expert[job] = id
+        for pair in (p for p, e in enumerate(flat) if e == id):
+            pairs[job, pair // chosen] = pair
+    for id in flat:
+        uses[id] += 1
+    return ids, weights, expert, pairs, torch.from_numpy(part.slots)

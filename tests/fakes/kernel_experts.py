@@ -76,14 +76,15 @@ def check_combine(device: str, rows: int, chosen: int, hidden: int, seed: int = 
     y = rng.standard_normal((rows * chosen, hidden)).astype(np.float32)
     y *= np.float32(10) ** rng.integers(-6, 7, y.shape).astype(np.float32)
     weights = torch.from_numpy(rng.standard_normal((rows, chosen)).astype(np.float32))
-    on_cpu = torch.from_numpy(rng.integers(0, 2, rows * chosen).astype(np.int8))
+    slots = torch.from_numpy(np.where(rng.random(rows * chosen) < 0.5, rng.permutation(rows * chosen), -1))
+    slots = slots.to(torch.int32)
     want = torch.empty((rows, hidden))
     naive.combine(weights, torch.from_numpy(y), want)
-    resident, other = torch.from_numpy(y.copy()), torch.from_numpy(y.copy())
-    resident[on_cpu != 0] = RATHER_NOT_A_NUMBER
-    other[on_cpu == 0] = RATHER_NOT_A_NUMBER
+    resident, other = torch.from_numpy(y.copy()), torch.full(y.shape, RATHER_NOT_A_NUMBER)
+    resident[slots >= 0] = RATHER_NOT_A_NUMBER
+    other[slots[slots >= 0].long()] = torch.from_numpy(y)[slots >= 0]
     out = torch.full((rows, hidden), RATHER_NOT_A_NUMBER, device=device)
-    combine.combine(*(t.to(device) for t in (weights, resident, other, on_cpu)), out)
+    combine.combine(*(t.to(device) for t in (weights, resident, other, slots)), out)
     assert torch.equal(out.cpu(), want)
 
 

@@ -15,6 +15,7 @@ DRIVER = r"""
 #include <thread>
 #include <vector>
 #include "experts.h"
+#include "share.h"
 
 static std::vector<float> call(expert_pool* pool, const expert_layout& l, int rows, unsigned seed) {
   // Every buffer has exactly its size, so that one byte too many is seen.
@@ -46,7 +47,59 @@ static expert_layout layout(int format, int h, int i) {
   return {format, h, i, 0, 0, 2 * codes, scales, scales + 4 * i * (h / g), scales + 4 * i * (h / g) + 2 * h * (i / g)};
 }
 
+// The GPU's side by this thread, through windows, a stop in flight and a silence.
+static int handshake() {
+  const expert_layout l = layout(3, 64, 32);
+  const int layers = 4, experts = 9, rows = 3, chosen = 3, pairs = rows * chosen;
+  std::vector<uint8_t> records(experts * 8192 + 64);
+  uint8_t* first = records.data() + 64 - reinterpret_cast<uintptr_t>(records.data()) % 64;
+  std::vector<uint64_t> addresses;
+  for (int i = 0; i < layers * experts; ++i)
+    addresses.push_back(reinterpret_cast<uintptr_t>(first + i % experts * 8192));
+  std::vector<uint8_t> resident(layers * experts);
+  std::vector<int32_t> table(pairs + 1, 2);
+  table[0] = 0, table[1] = 1;
+  share_block at;
+  if (share_block_of(rows, chosen, l.hidden, &at)) return 10;
+  auto* block = static_cast<uint8_t*>(std::aligned_alloc(64, at.bytes));
+  memset(block, 0, at.bytes);
+  auto* bell = reinterpret_cast<uint64_t*>(block + at.doorbell);
+  auto* done = reinterpret_cast<uint64_t*>(block + at.done);
+  for (int64_t silence : {int64_t{20'000'000'000}, int64_t{3'000'000}}) {
+    expert_pool* pool;
+    expert_share* share;
+    if (expert_pool_create(1, nullptr, 2, &pool)) return 11;
+    share_config config{layers, experts, rows, chosen, resident.data(), addresses.data(), table.data(), silence};
+    if (share_create(pool, &l, &config, block, -1, &share)) return 12;
+    float sum = 0;
+    for (int window = 0; window < 5 && silence > 5'000'000; ++window) {
+      for (auto& r : resident) r = (window + int(&r - resident.data())) % 3 == 0;
+      if (share_arm(share, layers)) return 13;
+      for (uint64_t n = 1; n <= layers; ++n) {
+        const int32_t head[2] = {int32_t(n) - 1, 1 + window % rows};
+        memcpy(block + at.layer, head, 8);
+        for (int p = 0; p < pairs; ++p) reinterpret_cast<int32_t*>(block + at.ids)[p] = p % chosen * 2 + p / chosen;
+        for (int i = 0; i < rows * l.hidden; ++i) reinterpret_cast<float*>(block + at.x)[i] = float(i % 7);
+        __atomic_store_n(bell, n, __ATOMIC_RELEASE);
+        while (__atomic_load_n(done, __ATOMIC_ACQUIRE) < n) std::this_thread::yield();
+        sum += *reinterpret_cast<float*>(block + at.y);
+      }
+    }
+    if (share_arm(share, layers)) return 14;
+    if (silence < 5'000'000)
+      while (__atomic_load_n(done, __ATOMIC_ACQUIRE) != ~uint64_t{0}) std::this_thread::yield();
+    share_stop(share);
+    const int32_t state = share_check(share);
+    if (state != (silence < 5'000'000 ? SHARE_SILENT : SHARE_STOPPED) || sum != sum) return 15;
+    share_destroy(share);
+    expert_pool_destroy(pool);
+  }
+  std::free(block);
+  return 0;
+}
+
 int main() {
+  if (const int failed = handshake()) return failed;
   for (int isa = 1; isa <= expert_best_isa(); ++isa)
     for (const expert_layout& l : {layout(1, 21, 13), layout(2, 320, 704), layout(3, 288, 96), layout(3, 32, 32),
                                    layout(4, 320, 704), layout(4, 64, 64)})

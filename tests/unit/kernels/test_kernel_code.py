@@ -14,7 +14,7 @@ def test_kernels_compile_without_spills():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (kernels,) = json.loads(done.stdout)["kernels"].values()
-    assert {"quantise", "gate_up", "down", "combine"} <= set(kernels)
+    assert {"quantise", "gate_up", "down", "combine", "route"} <= set(kernels)
     for name, figures in kernels.items():
         assert figures["spills"] == figures["stack_bytes"] == 0, (name, figures)
     for name in ("gate_up", "down"):

@@ -1,0 +1,129 @@
+"""The CPU's share of a GPU lane's expert misses (lanes/native/share.h) behind ctypes: a thread, a block of words.
+
+Not here: the GPU's side, which rings the doorbell, and what is split how (split). The tables handed in belong to the
+cache: they may change between windows only, which is when `arm` is called.
+
+Invariant: an error stays. Once `check` has raised, the GPU's waits are released, its window is void, the lane ends.
+
+Letters: L layers, E experts per layer, R rows of a window at most, K experts per row, P = R * K pairs, H hidden.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lanes.errors import HandshakeLost
+from lanes.experts.native import ExpertKernel, NativePool, check_array
+
+IDLE, ARMED, STOPPED = 0, 1, 2
+_REASONS = {
+    STOPPED: "it was stopped",
+    10: "no doorbell in time",
+    11: "a doorbell out of order",
+    12: "a layer, row count or expert id out of range",
+    13: "its kernel ran out of memory or threads",
+    14: "its thread does not get on",
+}
+
+
+class Block(ctypes.Structure):
+    """Byte offsets of the words and rows that both sides share; drawn in share.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64) for name in ("doorbell", "done", "layer", "rows", "ids", "x", "y", "bytes")
+    )  # fmt: skip
+
+    doorbell: int
+    done: int
+    layer: int
+    rows: int
+    ids: int
+    x: int
+    y: int
+    bytes: int
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("layers", "experts", "rows", "chosen")),
+        *((name, ctypes.c_void_p) for name in ("resident", "addresses", "cpu_of_misses")),
+        ("silence_ns", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What both sides decide from; the arrays are read in place."""
+
+    resident: npt.NDArray[np.bool_]  # [L, E]
+    addresses: npt.NDArray[np.uint64]  # [L, E], in this process
+    cpu_of_misses: npt.NDArray[np.int32]  # [P + 1]
+
+
+def block_of(kernel: ExpertKernel, rows: int, chosen: int) -> Block:
+    """The layout of a block for windows of up to `rows`; ValueError where rows * chosen is over 1024."""
+    native, block = kernel.native(), Block()
+    native.check(native.library.share_block_of(rows, chosen, kernel.layout.hidden, ctypes.byref(block)))
+    return block
+
+
+class CpuShare:
+    """The thread; `memory` (uint8, on a multiple of 64) is the block, zeroed, and stays the caller's."""
+
+    def __init__(
+        self,
+        kernel: ExpertKernel,
+        tables: Tables,
+        memory: npt.NDArray[np.uint8],
+        rows: int,
+        chosen: int,
+        *,
+        core: int | None = None,
+        silence_s: float = 10.0,
+    ) -> None:
+        self._share: ctypes.c_void_p | None = None
+        self.block = block_of(kernel, rows, chosen)
+        self._native: NativePool = kernel.native()
+        self._kept = (kernel, tables, memory)  # the thread reads and writes them
+        layers, experts = tables.resident.shape
+        config = _Config(
+            layers, experts, rows, chosen,
+            check_array("resident", tables.resident, np.bool_, layers, experts),
+            check_array("addresses", tables.addresses, np.uint64, layers, experts),
+            check_array("cpu_of_misses", tables.cpu_of_misses, np.int32, rows * chosen + 1),
+            int(silence_s * 1e9),
+        )  # fmt: skip
+        share = ctypes.c_void_p()
+        self._native.check(
+            self._native.library.share_create(
+                self._native.pool, ctypes.byref(self._native.layout), ctypes.byref(config),
+                check_array("memory", memory, np.uint8, self.block.bytes), -1 if core is None else core,
+                ctypes.byref(share),
+            )
+        )  # fmt: skip
+        self._share = share
+
+    def arm(self, layers: int) -> None:
+        """A window of so many layers begins; raises HandshakeLost after an error, ValueError while one is in flight."""
+        self.check()
+        self._native.check(self._native.library.share_arm(self._share, layers))
+
+    def check(self) -> bool:
+        """Whether a window is in flight; raises HandshakeLost when the share has ended. Never waits."""
+        state = self._native.library.share_check(self._share)
+        if state in (IDLE, ARMED):
+            return bool(state)
+        raise HandshakeLost(f"the CPU's share of experts has ended: {_REASONS.get(state, f'state {state}')}")
+
+    def close(self) -> None:
+        """Ends the thread after the layer it is in, and releases a window in flight. Safe to call twice."""
+        share, self._share = self._share, None
+        if share is not None:
+            self._native.library.share_destroy(share)
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,105 @@
+"""Router logits to all that a layer's experts need: ids, weights, jobs for the GPU, slots of the CPU's rows, counters.
+
+One program for the window: a row's K greatest logits (equal ones: the lowest id), softmax over all of them, the weights
+made to sum to 1; then over all rows the distinct experts ascending, which of them miss, and of those the first
+`cpu_of_misses[count]` for the CPU (the rule of lanes.experts.split). Not here: the product with the router's matrix.
+
+Invariant: ids are distinct, in range and ascending in a row whatever the logits are, NaN included (NaN ranks highest).
+
+Letters: R rows (1..4), E experts, K experts per row, P = R * K pairs, J = P jobs at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from lanes.kernels.experts import MOST_ROWS, Jobs
+
+MOST_EXPERTS = 1024  # a row of logits and its keys stay in a warp's registers
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What `route` fills: ids int32 [R, K], weights fp32 [R, K], jobs, slots int32 [P] (-1: computed by the GPU)."""
+
+    ids: torch.Tensor
+    weights: torch.Tensor
+    jobs: Jobs
+    slots: torch.Tensor
+
+
+def route(
+    logits: torch.Tensor, resident: torch.Tensor, cpu_of_misses: torch.Tensor, uses: torch.Tensor, out: Routed,
+    *, normalise: bool,
+) -> None:  # fmt: skip
+    """logits fp32 [R, at least E], rows any distance apart; resident int8 [E]; cpu_of_misses int32 [P + 1]; uses int32
+    [E] gains the window's rows of each expert."""  # fmt: skip
+    rows, chosen = out.ids.shape
+    experts = resident.shape[0]
+    assert 1 <= rows <= MOST_ROWS, rows
+    assert chosen <= experts <= MOST_EXPERTS, (chosen, experts)
+    padded = triton.next_power_of_2(rows)
+    _route[(1,)](
+        logits, logits.stride(0), resident, cpu_of_misses, uses, out.ids, out.weights, out.jobs.expert,
+        out.jobs.pairs, out.slots, R=rows, RP=padded, K=chosen, E=experts, EP=triton.next_power_of_2(experts),
+        JP=triton.next_power_of_2(rows * chosen), NORMALISE=normalise,
+        num_warps=padded,  # a warp a row: the K searches need no barrier
+    )  # fmt: skip
+
+
+@triton.jit
+def _route(
+    logits, stride, resident, cpu_of_misses, uses, ids, weights, job_expert, job_pairs, slots, R: tl.constexpr,
+    RP: tl.constexpr, K: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, JP: tl.constexpr, NORMALISE: tl.constexpr,
+):  # fmt: skip
+    r = tl.arange(0, RP)
+    e = tl.arange(0, EP)
+    inside = (r < R)[:, None] & (e < E)[None, :]
+    x = tl.load(logits + r[:, None] * stride + e[None, :], mask=inside, other=float("-inf"))  # [RP, EP]
+    x = tl.where((r < R)[:, None], x, 0.0)
+
+    # One integer key each, no two equal: ordered as the value, then the lower id first. + 0.0 makes -0 equal to 0.
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    bits = tl.where(x == x, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
+    key = (bits.to(tl.int64) << 32) | (EP - 1 - e).to(tl.int64)[None, :]
+    key = tl.where(inside, key, -(1 << 63))
+    left = key
+    for _ in tl.static_range(K):
+        best = tl.max(left, axis=1)
+        left = tl.where(left == best[:, None], -(1 << 63), left)
+    chosen = (left != key) & inside  # [RP, EP]
+
+    highest = tl.max(x, axis=1)
+    p = tl.exp(x - highest[:, None])
+    total = tl.sum(tl.where(chosen, p, 0.0), axis=1) if NORMALISE else tl.sum(p, axis=1)
+    total = tl.where(r < R, total, 1.0)
+    place = tl.cumsum(chosen.to(tl.int32), axis=1) - 1  # k of a chosen expert
+    pair = r[:, None] * K + place
+    tl.store(ids + pair, e[None, :] + tl.zeros((RP, EP), tl.int32), mask=chosen)
+    tl.store(weights + pair, p / total[:, None], mask=chosen)
+
+    count = tl.sum(chosen.to(tl.int32), axis=0)  # [EP] rows of each expert
+    wanted = count > 0
+    seen = tl.load(uses + e, mask=wanted, other=0)
+    tl.store(uses + e, seen + count, mask=wanted)
+
+    misses = wanted & (tl.load(resident + e, mask=wanted, other=1) == 0)
+    missing = misses.to(tl.int32)
+    on_cpu = misses & (tl.cumsum(missing, axis=0) <= tl.load(cpu_of_misses + tl.sum(missing, axis=0)))
+    ours = wanted & (on_cpu == 0)
+    job = tl.cumsum(ours.to(tl.int32), axis=0) - 1
+    tl.store(job_expert + job, e, mask=ours)
+    at = job_pairs + job[None, :] * R + r[:, None]
+    tl.store(at, tl.where(chosen, pair, -1), mask=ours[None, :] & (r < R)[:, None])
+    unused = tl.arange(0, JP)
+    tl.store(job_expert + unused, -1, mask=(unused >= tl.sum(ours.to(tl.int32), axis=0)) & (unused < R * K))
+
+    # The CPU's rows lie by (expert, row): the rows of lower experts come before, then the lower rows of this one.
+    cpu_rows = tl.where(on_cpu, count, 0)
+    before = tl.cumsum(cpu_rows, axis=0) - cpu_rows
+    slot = before[None, :] + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
+    tl.store(slots + pair, tl.where(on_cpu[None, :], slot, -1), mask=chosen)

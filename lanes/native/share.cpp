@@ -1,0 +1,206 @@
+// The thread of share.h.
+#include "share.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+
+#include <atomic>
+#include <memory>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "handle.h"
+
+using namespace experts;
+
+namespace {
+
+constexpr int64_t kHotNs = 2'000'000, kSleepNs = 20'000;
+constexpr int32_t kMostBlockPairs = 1024;
+constexpr int kLooks = 64;  // at the doorbell between two looks at the clock
+constexpr uint64_t kReleased = ~uint64_t{0};
+
+int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * int64_t{1'000'000'000} + t.tv_nsec;
+}
+
+int64_t aligned(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+}  // namespace
+
+struct expert_share {
+  expert_pool* pool;
+  expert_layout layout;
+  share_config config;
+  share_block at;
+  uint8_t* block;
+  // Scratch of one layer; sized once.
+  std::vector<int32_t> taken, offsets, pair_rows, slots;
+  std::vector<const uint8_t*> records;
+
+  std::atomic<int32_t> state{SHARE_IDLE};
+  std::atomic<int64_t> progress_ns{0};
+  std::atomic<uint32_t> orders{0};  // +1 for every window and for the end; the thread sleeps on it
+  std::atomic<uint64_t> count{0};
+  std::atomic<bool> stopping{false};
+  Wait ordered;
+  std::thread thread;
+
+  void run(int32_t core);
+  bool await(uint64_t n);
+  bool serve();
+  void end(int32_t reason) {
+    state.store(reason);
+    __atomic_store_n(word(at.done), kReleased, __ATOMIC_RELEASE);
+  }
+  uint64_t* word(int64_t offset) const { return reinterpret_cast<uint64_t*>(block + offset); }
+  int32_t input(int64_t offset) const { return *reinterpret_cast<const int32_t*>(block + offset); }
+};
+
+void expert_share::run(int32_t core) {
+  if (core >= 0) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(core, &set);
+    pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+  }
+  pthread_setname_np(pthread_self(), "expert-share");
+  for (uint32_t seen = 0; !stopping.load();) {
+    if (orders.load() == seen) {
+      ordered.until_changed(orders, seen);
+      continue;
+    }
+    ++seen;
+    if (state.load() != SHARE_ARMED) continue;  // the order was to stop
+    const uint64_t layers = count.load();
+    uint64_t n = 1;
+    for (; n <= layers && await(n) && serve(); ++n) {
+      progress_ns.store(now_ns());
+      __atomic_store_n(word(at.done), n, __ATOMIC_RELEASE);
+      if (n == layers) state.store(SHARE_IDLE);
+    }
+    if (state.load() >= SHARE_SILENT) return;  // an error stays
+  }
+  end(SHARE_STOPPED);
+}
+
+// True when the n-th doorbell has rung.
+bool expert_share::await(uint64_t n) {
+  const int64_t began = now_ns();
+  for (;;) {
+    for (int i = 0; i < kLooks; ++i) {
+      const uint64_t rung = __atomic_load_n(word(at.doorbell), __ATOMIC_ACQUIRE);
+      if (rung == n) return true;
+      if (rung != n - 1) return end(SHARE_OUT_OF_ORDER), false;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+    if (stopping.load()) return false;
+    const int64_t waited = now_ns() - began;
+    if (waited > config.silence_ns) return end(SHARE_SILENT), false;
+    if (waited > kHotNs) {
+      const timespec nap{0, kSleepNs};
+      nanosleep(&nap, nullptr);
+    }
+  }
+}
+
+// Computes the CPU's rows of the layer that the block describes.
+bool expert_share::serve() {
+  const int32_t layer = input(at.layer), rows = input(at.rows);
+  if (layer < 0 || layer >= config.layers || rows < 1 || rows > config.rows) return end(SHARE_BAD_INPUT), false;
+  const int64_t first = int64_t{layer} * config.experts;
+  const int32_t jobs = expert_split(rows, config.chosen, reinterpret_cast<const int32_t*>(block + at.ids),
+                                    config.experts, config.resident + first, config.cpu_of_misses, taken.data(),
+                                    offsets.data(), pair_rows.data(), slots.data());
+  if (jobs < 0) return end(SHARE_BAD_INPUT), false;
+  if (!jobs) return true;
+  for (int32_t j = 0; j < jobs; ++j)
+    records[j] = reinterpret_cast<const uint8_t*>(config.addresses[first + taken[j]]);
+  const int code = expert_run(pool, &layout, jobs, records.data(), offsets.data(), pair_rows.data(), rows,
+                              reinterpret_cast<const float*>(block + at.x), reinterpret_cast<float*>(block + at.y));
+  if (code) return end(SHARE_FAILED), false;
+  return true;
+}
+
+EXPORT int share_block_of(int32_t rows, int32_t chosen, int32_t hidden, share_block* block) {
+  if (!block || rows < 1 || chosen < 1 || hidden < 1 || hidden > kMaxSize || rows > kMostBlockPairs || chosen > kMostBlockPairs ||
+      rows * chosen > kMostBlockPairs)
+    return EXPERT_BAD_ARGUMENT;
+  const int64_t pairs = int64_t{rows} * chosen;
+  block->doorbell = 0, block->done = 64, block->layer = 128, block->rows = 132, block->ids = 192;
+  block->x = aligned(block->ids + 4 * pairs, 64);
+  block->y = aligned(block->x + 4 * int64_t{rows} * hidden, 64);
+  block->bytes = aligned(block->y + 4 * pairs * hidden, 4096);
+  return EXPERT_OK;
+}
+
+EXPORT int share_create(expert_pool* pool, const expert_layout* layout, const share_config* config, uint8_t* block,
+                        int32_t core, expert_share** share) {
+  if (!share) return EXPERT_BAD_ARGUMENT;
+  *share = nullptr;
+  share_block at;
+  if (!pool || !valid(layout) || !config || !block || reinterpret_cast<uintptr_t>(block) % 64 || core < -1 ||
+      core >= kMaxCores || config->layers < 1 || config->experts < 1 || !config->resident || !config->addresses ||
+      !config->cpu_of_misses || config->silence_ns < 1 ||
+      share_block_of(config->rows, config->chosen, layout->hidden, &at))
+    return EXPERT_BAD_ARGUMENT;
+  try {
+    const size_t pairs = size_t(config->rows) * config->chosen;
+    auto made = std::unique_ptr<expert_share>(new expert_share);
+    made->pool = pool, made->layout = *layout, made->config = *config, made->at = at, made->block = block;
+    made->taken.resize(pairs), made->offsets.resize(pairs + 1), made->pair_rows.resize(pairs);
+    made->slots.resize(pairs), made->records.resize(pairs);
+    made->thread = std::thread(&expert_share::run, made.get(), core);
+    *share = made.release();
+  } catch (const std::bad_alloc&) {
+    return EXPERT_NO_MEMORY;
+  } catch (const std::system_error&) {
+    return EXPERT_NO_THREAD;
+  }
+  return EXPERT_OK;
+}
+
+EXPORT int share_arm(expert_share* share, uint64_t count) {
+  if (!share || !count || share->stopping.load()) return EXPERT_BAD_ARGUMENT;
+  // Whoever has seen the last layer done may be here before the thread has said that it is idle.
+  while (share->state.load() == SHARE_ARMED &&
+         __atomic_load_n(share->word(share->at.done), __ATOMIC_ACQUIRE) == share->count.load()) {
+  }
+  if (share->state.load() != SHARE_IDLE) return EXPERT_BAD_ARGUMENT;
+  __atomic_store_n(share->word(share->at.doorbell), 0, __ATOMIC_RELAXED);
+  __atomic_store_n(share->word(share->at.done), 0, __ATOMIC_RELAXED);
+  share->count.store(count);
+  share->progress_ns.store(now_ns());
+  share->state.store(SHARE_ARMED);
+  share->orders.fetch_add(1);
+  share->ordered.wake_all(share->orders);
+  return EXPERT_OK;
+}
+
+EXPORT int32_t share_check(const expert_share* share) {
+  if (!share) return SHARE_STOPPED;
+  const int32_t state = share->state.load();
+  // The thread itself would have said SILENT after the limit: past a quarter more it is no longer running.
+  const int64_t limit = share->config.silence_ns + share->config.silence_ns / 4;
+  if (state == SHARE_ARMED && now_ns() - share->progress_ns.load() > limit) return SHARE_STUCK;
+  return state;
+}
+
+EXPORT void share_stop(expert_share* share) {
+  if (!share || !share->thread.joinable()) return;
+  share->stopping.store(true);
+  share->orders.fetch_add(1);
+  share->ordered.wake_all(share->orders);
+  share->thread.join();
+}
+
+EXPORT void share_destroy(expert_share* share) {
+  share_stop(share);
+  delete share;
+}

@@ -1,0 +1,89 @@
+// The CPU's share of a GPU lane's expert misses: a thread that answers a doorbell in mapped host memory.
+// Not here: the arithmetic (experts.h) and the GPU's side. Any process may ring: tests use another thread.
+//
+// The block, one per lane, mapped by the GPU; who writes each word:
+//
+//   0      u64   doorbell  GPU   n = 1, 2, ...: inputs of the window's n-th layer are complete
+//   64     u64   done      CPU   n: its rows are complete; all ones after an error, so that nobody waits for ever
+//   128    i32   layer     GPU   which layer's table rows count
+//   132    i32   rows      GPU   R of this window
+//   ids    i32   [R, K]    GPU   chosen experts, ascending in a row
+//   x      fp32  [R, H]    GPU
+//   y      fp32  [P, H]    CPU   row s is that of the pair with slot s (expert_split)
+//
+//   GPU                                     CPU (this thread)
+//   layer, rows, ids, x  ->  plain stores
+//   system-wide fence
+//   doorbell = n                       ->   sees n (acquire): reads the inputs, computes
+//                                           y -> plain stores by the pool, joined before
+//   waits until done >= n             <-    done = n (release)
+//   reads y; may write the next inputs
+//
+// One layer is in flight at a time, so nothing is written while the other side reads it. n counts from 1 in every window
+// (share_arm sets both words to 0 while nothing runs), so that a captured graph can hold it as a constant. The residency table
+// and the split table may change between windows only.
+//
+// Waiting: hot for 2 ms, then sleeps of 20 us; between windows a futex. No doorbell for `silence_ns` inside a window, a
+// doorbell out of order, or an input out of range ends the share with an error that stays; share_check also notices
+// that the thread itself no longer gets on.
+//
+// Letters: L layers, E experts, R rows, K experts per row, P = R * K pairs, H hidden.
+#pragma once
+#include "experts.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct expert_share expert_share;
+
+// States, also what share_check returns.
+enum {
+  SHARE_IDLE = 0,
+  SHARE_ARMED = 1,
+  SHARE_STOPPED = 2,
+  SHARE_SILENT = 10,        // no doorbell in time
+  SHARE_OUT_OF_ORDER = 11,  // a doorbell that is not the next one
+  SHARE_BAD_INPUT = 12,     // layer, rows or ids out of range
+  SHARE_FAILED = 13,        // the kernel failed
+  SHARE_STUCK = 14,         // the thread has not got on in time
+};
+
+typedef struct {
+  int32_t layers, experts, rows, chosen;  // L, E, the most R, K; rows * chosen at most 1024
+  const uint8_t* resident;                // [L, E] 1 where the GPU reads its own copy
+  const uint64_t* addresses;              // [L, E] where records lie in this process
+  const int32_t* cpu_of_misses;           // [rows * chosen + 1] how many of so many misses the CPU takes
+  int64_t silence_ns;
+} share_config;
+
+// Byte offsets inside a block, every part on a multiple of 64, the whole of 4096.
+typedef struct {
+  int64_t doorbell, done, layer, rows, ids, x, y, bytes;
+} share_block;
+
+int share_block_of(int32_t rows, int32_t chosen, int32_t hidden, share_block* block);
+
+// The rule that both sides compute: of a layer's distinct missing experts, ascending, the CPU takes the first
+// cpu_of_misses[count]. ids [rows, chosen]; resident [experts]. Fills taken[0..n) with their ids, offsets[0..n] and
+// pair_rows with the rows of each (ascending), slots [rows * chosen] with each pair's place among the CPU's rows or -1,
+// and returns n; -1 where an id is out of range or not ascending in its row.
+int32_t expert_split(int32_t rows, int32_t chosen, const int32_t* ids, int32_t experts, const uint8_t* resident,
+                     const int32_t* cpu_of_misses, int32_t* taken, int32_t* offsets, int32_t* pair_rows,
+                     int32_t* slots);
+
+// Starts the thread, pinned to `core` (-1: not). It is the calling thread of `pool`, which nobody else uses meanwhile.
+// What config and block point at must live until share_destroy.
+int share_create(expert_pool* pool, const expert_layout* layout, const share_config* config, uint8_t* block,
+                 int32_t core, expert_share** share);
+// A window of `count` layers begins: both words become 0. EXPERT_BAD_ARGUMENT unless idle.
+int share_arm(expert_share* share, uint64_t count);
+// The state now; never waits.
+int32_t share_check(const expert_share* share);
+// Ends the thread (after the layer it is in); a window in flight is released. Safe to call twice.
+void share_stop(expert_share* share);
+void share_destroy(expert_share* share);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,65 @@
+"""Cases of the route kernel, for the interpreter and for a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from lanes.kernels import naive, route
+from lanes.kernels.experts import Jobs
+
+
+def check_route(
+    device: str, rows: int, chosen: int, experts: int, *, seed: int = 0, missing: float = 0.5, ties: bool = False,
+    normalise: bool = True,
+) -> None:  # fmt: skip
+    """Ids, jobs, slots and counters exactly, weights to fp32 rounding; logits lie in wider rows, as the router's do."""
+    rng = np.random.default_rng(seed)
+    wide = rng.standard_normal((rows, experts + 1)).astype(np.float32) * 3
+    if ties:  # few values, both zeros among them
+        wide = rng.choice(np.float32([-1.5, -0.0, 0.0, 2.0]), wide.shape)
+        wide[0] = 0.0
+    logits = torch.from_numpy(wide)
+    resident = torch.from_numpy((rng.random(experts) >= missing).astype(np.int8))
+    pairs = rows * chosen
+    table = torch.from_numpy(rng.integers(0, pairs + 1, pairs + 1).astype(np.int32)).minimum(
+        torch.arange(pairs + 1, dtype=torch.int32)
+    )
+    uses = torch.from_numpy(rng.integers(0, 9, experts).astype(np.int32))
+    counted = uses.clone()
+    ids, weights, expert, job_pairs, slots = naive.route(
+        logits, resident, table, counted, chosen, normalise=normalise
+    )  # fmt: skip
+
+    def filled(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.full(shape, -77, dtype=dtype, device=device)
+
+    out = route.Routed(
+        filled(rows, chosen), filled(rows, chosen, dtype=torch.float32), Jobs(filled(pairs), filled(pairs, rows)),
+        filled(pairs),
+    )  # fmt: skip
+    got_uses = uses.to(device)
+    route.route(logits.to(device), resident.to(device), table.to(device), got_uses, out, normalise=normalise)
+    assert torch.equal(out.ids.cpu().long(), ids)
+    torch.testing.assert_close(out.weights.cpu(), weights, rtol=2e-6, atol=1e-9)
+    assert torch.equal(out.jobs.expert.cpu(), expert)
+    used = expert >= 0
+    assert torch.equal(out.jobs.pairs.cpu()[used], job_pairs[used])
+    assert torch.equal(out.slots.cpu(), slots)
+    assert torch.equal(got_uses.cpu(), counted)
+
+
+def check_route_of_what_is_no_number(device: str) -> None:
+    """Whatever the logits are, ids are in range, distinct and ascending: nothing reads outside a table."""
+    logits = torch.full((2, 24), float("nan"))
+    logits[1] = float("-inf")
+    logits[1, 5:9] = float("nan")
+    out = route.Routed(
+        *(torch.zeros((2, 6), dtype=t, device=device) for t in (torch.int32, torch.float32)),
+        Jobs(torch.zeros(12, dtype=torch.int32, device=device), torch.zeros((12, 2), dtype=torch.int32, device=device)),
+        torch.zeros(12, dtype=torch.int32, device=device),
+    )
+    zeros = torch.zeros(24, dtype=torch.int32, device=device)
+    with np.errstate(all="ignore"):
+        route.route(logits.to(device), zeros.to(torch.int8), zeros[:13], zeros.clone(), out, normalise=True)
+    assert out.ids.cpu().tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 5, 6, 7, 8]]
