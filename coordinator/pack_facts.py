@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coordinator.errors import BadOption, StartFailed, reported
 from coordinator.launchers.base import module_argv
@@ -55,6 +56,20 @@ class PackFacts:
 
 def read_facts(pack: Path) -> PackFacts:
     """Ask; what the pack tools refuse is raised with their own code and words."""
+    said = inspect_pack(pack)
+    try:
+        config = said["config"]
+        return PackFacts(
+            _count(config.get("max_position_embeddings")),
+            _count(config.get("vocab_size")),
+            int(said["experts"]["record_bytes"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StartFailed(f"`python -m shared_experts inspect` does not work: it lacks {error}") from None
+
+
+def inspect_pack(pack: Path) -> dict[str, Any]:
+    """The object of `python -m shared_experts inspect --json`; what it refuses is raised with its code and words."""
     argv = module_argv("shared_experts", "inspect", "--json", "--", str(pack))
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=INSPECT_TIMEOUT_S)
@@ -64,12 +79,9 @@ def read_facts(pack: Path) -> PackFacts:
         said = json.loads(done.stdout)
         if done.returncode != 0:
             raise reported(str(said["error"]["code"]), str(said["error"]["message"]))
-        config = said["config"]
-        return PackFacts(
-            _count(config.get("max_position_embeddings")),
-            _count(config.get("vocab_size")),
-            int(said["experts"]["record_bytes"]),
-        )
+        if not isinstance(said, dict):
+            raise ValueError("not an object")
+        return said
     except (ValueError, KeyError, TypeError, AttributeError):
         words = (done.stderr.strip() or "(it said nothing)").splitlines()[-1]
         raise StartFailed(f"`python -m shared_experts inspect` does not work: {words}") from None
