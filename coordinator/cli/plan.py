@@ -32,7 +32,7 @@ SHOWN_LANES = 8
 @click.argument("pack", type=click.Path(path_type=Path))
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--vram", type=SIZE, default=DEFAULT_CPU_BUDGET, show_default=True, metavar="SIZE",
-              help="cuda: of one GPU, all that a lane may use. cpu: a lane's expert cache, in host memory.")  # fmt: skip
+              help="cuda: all that a lane may use of its GPU. cpu: its expert cache, in host memory.")  # fmt: skip
 @click.option("--ram", type=SIZE, metavar="SIZE", help="Of the host. Default: this host's.")
 @click.option("--cores", type=click.IntRange(1, 4096), metavar="N", help="Of the host. Default: those allowed here.")
 @click.option("--lanes", type=click.IntRange(1, LANES_MAX), metavar="N",
@@ -109,7 +109,7 @@ def show(sizes: ModelSizes, host: Host, load: Load, plans: list[Plan], *, measur
     console.print(
         f"{sizes.name}: {sizes.layers} layers of {sizes.experts} experts, {sizes.experts_per_token} a token, "
         f"{sizes.expert_format}\n"
-        f"region {_size(sizes.region_bytes)}, once per host; a token reads {_size(sizes.expert_bytes_per_token)} of it\n"
+        f"region {_size(sizes.region_bytes)}, once a host; a token reads {_size(sizes.expert_bytes_per_token)} of it\n"
         f"n-gram tables {_size(sizes.ngram_bytes)} on disk\n"
         f"each lane: dense weights {_size(plans[0].dense_bytes)}, state {_size(plans[0].state_bytes)} "
         f"({load.conversations} conversations of {load.tokens} tokens)"
