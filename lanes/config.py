@@ -37,6 +37,7 @@ class LaneConfig:
     region_socket: Path  # where this lane hands the region's descriptor to an owner's successor
     vram_budget_bytes: int
     state_budget_bytes: int  # for conversations that wait, beside the one that runs
+    park: Path | None  # the park pool's socket
     ngram_cache_bytes: int  # host memory for rows of n-gram tables
     cores: tuple[int, ...]
     pinned: bool  # threads stay on one core each: only when the cores were named, so that lanes never share one unasked
@@ -93,6 +94,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], allowed_cores: frozen
         region_socket=options.region_socket or listen.with_name(f"{options.name}.region.sock"),
         vram_budget_bytes=options.vram_budget,
         state_budget_bytes=options.state_budget,
+        park=options.park,
         ngram_cache_bytes=options.ngram_cache,
         cores=options.cores or tuple(sorted(allowed_cores)),
         pinned=options.cores is not None,
@@ -122,6 +124,8 @@ def _parser(allowed_cores: frozenset[int]) -> _Parser:
         help="size of the private expert cache, for example 2GiB; 0 keeps no expert")  # fmt: skip
     add("--state-budget", type=_checked(parse_bytes), metavar="BYTES", default=limits.DEFAULT_STATE_BYTES,
         help="memory for conversations that wait, beside the one that runs (default: 512MiB)")  # fmt: skip
+    add("--park", type=_socket_path, metavar="SOCKET",
+        help="the socket of the host's pool for conversations that left a lane's memory (default: none)")  # fmt: skip
     add("--ngram-cache", type=_checked(parse_bytes), metavar="BYTES", default=limits.DEFAULT_NGRAM_CACHE_BYTES,
         help="memory for rows of n-gram tables that were read (default: 64MiB)")  # fmt: skip
     add("--cores", type=_checked(lambda text: parse_cores(text, allowed_cores)), metavar="LIST",

@@ -184,7 +184,15 @@ class Engine:
 
     def _next(self) -> Generation | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._stopping)
+            while not (self._waiting or self._stopping):
+                self._changed.release()
+                try:
+                    more = self._runner.idle()
+                    self._publish()
+                finally:
+                    self._changed.acquire()
+                if not more and not (self._waiting or self._stopping):
+                    self._changed.wait(limits.IDLE_S)
             if not self._waiting:
                 return None
             self._waiting = False

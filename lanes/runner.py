@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lanes import limits
 from lanes.counters import Counters
 from lanes.experts.store import ExpertStore, Interrupted
 from lanes.state.conversations import Begun, Conversations
@@ -53,6 +54,9 @@ class Runner(Protocol):
 
     def end_window(self) -> None:
         """The safe point after a window."""
+
+    def idle(self) -> bool:
+        """A small step of what can be done while nothing runs; False when there is nothing to do for now."""
 
     def end(self, slot: int) -> None:
         """Forgets a begun sequence; keeps a resumed one."""
@@ -132,8 +136,13 @@ class ModelRunner:
             return None
 
     def end_window(self) -> None:
-        """Lets the expert cache turn over."""
+        """Lets the expert cache turn over; conversations that wait are parked a little further."""
         self._experts.end_window()
+        self._conversations.background(limits.PARK_BYTES_PER_STEP)
+
+    def idle(self) -> bool:
+        """Parks what waits, a step at a time."""
+        return self._conversations.idle()
 
     def end(self, slot: int) -> None:
         """The conversation waits, a begun sequence's slot closes; what was still read ahead is given up."""

@@ -29,8 +29,10 @@ from lanes.experts.trace import TraceHeader, TraceWriter, trace_path
 from lanes.models import load_model
 from lanes.runner import ModelRunner
 from lanes.state.conversations import Conversations
+from lanes.state.parking import Parking
 from lanes.state.pool import StatePool
 from lanes.state.prefixes import PrefixLog
+from lanes.state.snapshot import Identity as SnapshotIdentity
 from lanes.wire import Identity
 from shared_experts.attach import AttachedRegion, attach
 from shared_experts.golden import read as read_golden
@@ -115,7 +117,12 @@ def assemble(config: LaneConfig) -> Lane:
             slots=limits.MAX_RESIDENTS,
             device=config.device,
         )
-        conversations = Conversations(states, counters)
+        park = None
+        if config.park is not None:
+            origin = SnapshotIdentity.of(manifest.fingerprint, model.state_shape)
+            park = Parking(config.park, origin, counters, clock=time.monotonic)
+            stack.callback(park.close)
+        conversations = Conversations(states, counters, park)
         runner = ModelRunner(model, states, store, conversations)
         golden = read_golden(config.pack, manifest.fingerprint)
         tested = selftest.run(

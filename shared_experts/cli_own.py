@@ -17,6 +17,7 @@ from typing import TextIO, cast
 import click
 import structlog
 
+from shared_experts import limits
 from shared_experts.errors import SharedExpertsError
 from shared_experts.log_lines import LossyLines
 from shared_experts.owner import Owner, OwnerConfig
@@ -39,6 +40,15 @@ _DEFAULT_THREADS_MAX = 16  # beyond this a fill is bound by page clearing, not b
     "--regions", type=click.Path(path_type=Path), help="Where owners of other clusters are met, to share one region."
 )
 @click.option("--threads", type=click.IntRange(1, 256), help="Fill threads. Default: this process's cores, at most 16.")
+@click.option(
+    "--park",
+    "park_bytes",
+    type=click.IntRange(0, limits.PARK_POOL_BYTES),
+    default=0,
+    show_default=True,
+    metavar="BYTES",
+    help="Size of the pool for conversations that left a lane's memory; 0: none.",
+)
 @click.option("--log-json", is_flag=True, help="One JSON object per line instead of readable text.")
 @click.option("--die-with-parent", is_flag=True, help="SIGTERM when the process that started this one dies.")
 def own(
@@ -47,6 +57,7 @@ def own(
     socket_path: Path | None,
     regions: Path | None,
     threads: int | None,
+    park_bytes: int,
     log_json: bool,
     die_with_parent: bool,
 ) -> int:
@@ -61,7 +72,9 @@ def own(
         with Pack.open(pack_dir) as pack:  # the fill opens its file itself and trusts digests only
             experts_path, shape = Path(pack.experts_path), RegionShape.of(pack.manifest)
         threads = threads or min(_DEFAULT_THREADS_MAX, len(os.sched_getaffinity(0)))
-        owner = Owner(OwnerConfig(run_dir, experts_path, shape, threads, socket_path, regions_dir=regions))
+        owner = Owner(
+            OwnerConfig(run_dir, experts_path, shape, threads, socket_path, park_bytes=park_bytes, regions_dir=regions)
+        )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: owner.stop())
         log.info("owner_starting", pack=str(pack_dir), run_dir=str(run_dir), pid=os.getpid())

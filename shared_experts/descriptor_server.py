@@ -57,22 +57,7 @@ class DescriptorServer:
 
     def start(self) -> None:
         """Takes the name and answers from now on."""
-        _refuse_living(self.path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        scratch = check_socket_path(f"{self.path}.{os.getpid()}")
-        try:
-            # The mode of the socket's inode is what bind gives the name (less the umask): never a moment wider.
-            os.fchmod(listener.fileno(), 0o600)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(scratch)
-            listener.bind(scratch)
-            listener.listen(4 * CONNECTIONS_MAX)
-            status = os.stat(scratch)
-            os.rename(scratch, self.path)  # replaces a dead server's name in one step
-        except OSError as error:
-            listener.close()
-            raise RegionError(f"{self.path}: cannot listen: {error.strerror}") from error
-        self._inode = (status.st_dev, status.st_ino)
+        listener, self._inode = listen(self.path)
         self._listener = listener
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._serve, args=(listener,), name="descriptor-server", daemon=True)
@@ -88,10 +73,7 @@ class DescriptorServer:
         self._listener.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
-        with contextlib.suppress(OSError):
-            status = os.stat(self.path)
-            if (status.st_dev, status.st_ino) == self._inode:
-                os.unlink(self.path)
+        remove(self.path, self._inode)
 
     def __enter__(self) -> DescriptorServer:
         self.start()
@@ -121,7 +103,7 @@ class DescriptorServer:
                             drop(connection)
                         return
                     if key.fileobj is listener:
-                        accepted = self._accept(listener)
+                        accepted = accept(listener)
                         if accepted is not None:
                             if len(open_since) >= CONNECTIONS_MAX:
                                 drop(next(iter(open_since)))
@@ -135,20 +117,6 @@ class DescriptorServer:
                 oldest_s = time.monotonic() - CONNECTION_LIMIT_S
                 for connection in [c for c, since_s in open_since.items() if since_s < oldest_s]:
                     drop(connection)
-
-    def _accept(self, listener: socket.socket) -> socket.socket | None:
-        try:
-            connection, _ = listener.accept()
-        except OSError as error:  # the client is gone, or this process is out of descriptors
-            if not isinstance(error, BlockingIOError):
-                time.sleep(0.01)
-            return None
-        connection.setblocking(False)
-        if peer_uid(connection) != os.geteuid():
-            _log.warning("handoff_foreign_user", uid=peer_uid(connection))
-            connection.close()
-            return None
-        return connection
 
     def _reply(self, connection: socket.socket) -> None:
         fds: list[int] = []
@@ -172,6 +140,51 @@ class DescriptorServer:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         with contextlib.suppress(OSError):  # the client is gone or does not read
             connection.sendmsg([reply], rights)
+
+
+def listen(path: str) -> tuple[socket.socket, tuple[int, int]]:
+    """A listening socket of mode 0600 under that name, and the name's device and inode. Raises RegionBusy where a
+    living process holds the name, RegionError where it cannot be taken."""
+    _refuse_living(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    scratch = check_socket_path(f"{path}.{os.getpid()}")
+    try:
+        # The mode of the socket's inode is what bind gives the name (less the umask): never a moment wider.
+        os.fchmod(listener.fileno(), 0o600)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(scratch)
+        listener.bind(scratch)
+        listener.listen(4 * CONNECTIONS_MAX)
+        status = os.stat(scratch)
+        os.rename(scratch, path)  # replaces a dead server's name in one step
+    except OSError as error:
+        listener.close()
+        raise RegionError(f"{path}: cannot listen: {error.strerror}") from error
+    return listener, (status.st_dev, status.st_ino)
+
+
+def remove(path: str, inode: tuple[int, int]) -> None:
+    """Removes the name if it is still ours."""
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        if (status.st_dev, status.st_ino) == inode:
+            os.unlink(path)
+
+
+def accept(listener: socket.socket) -> socket.socket | None:
+    """A client of this user, not blocking; None where there is none."""
+    try:
+        connection, _ = listener.accept()
+    except OSError as error:  # the client is gone, or this process is out of descriptors
+        if not isinstance(error, BlockingIOError):
+            time.sleep(0.01)
+        return None
+    connection.setblocking(False)
+    if peer_uid(connection) != os.geteuid():
+        _log.warning("handoff_foreign_user", uid=peer_uid(connection))
+        connection.close()
+        return None
+    return connection
 
 
 def _refuse_living(path: str) -> None:

@@ -9,6 +9,10 @@
     ├── NgramReadError            ngram_read         no    rows of an n-gram table cannot be read from their file
     ├── NativeMissing             native_missing     no    the native library was not built
     ├── OutputExists              output_exists      no    the target of a conversion is already there
+    ├── ParkError                 park               no    the park pool does not take or give a conversation
+    │   ├── ParkFull              park_full          yes   everything in it is in use
+    │   ├── ParkRefused           park_refused       no    a request that makes no sense, or of what is not there
+    │   └── ParkUnavailable       park_unavailable   yes   no owner answers
     └── RegionError               region             no    the shared region cannot be made or attached
         ├── RegionBusy            region_busy        yes   another owner serves this run directory
         ├── RegionUnavailable     region_unavailable yes   no owner answers, or the region is not ready in time
@@ -91,6 +95,32 @@ class NativeMissing(SharedExpertsError):
     """The native library was not built when the package was installed."""
 
     code = "native_missing"
+
+
+class ParkError(SharedExpertsError):
+    """The park pool does not take or give a conversation: it is read again instead."""
+
+    code = "park"
+
+
+class ParkFull(ParkError):
+    """Everything in the park pool is in use."""
+
+    code = "park_full"
+    retryable = True
+
+
+class ParkRefused(ParkError):
+    """A request that makes no sense, or one of a conversation that is not there."""
+
+    code = "park_refused"
+
+
+class ParkUnavailable(ParkError):
+    """No owner answers in time."""
+
+    code = "park_unavailable"
+    retryable = True
 
 
 class RegionError(SharedExpertsError):

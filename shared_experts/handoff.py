@@ -189,9 +189,14 @@ def _connect(connection: socket.socket, path: str, deadline_s: float) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """One message and the descriptors that came with it, which are the caller's to close."""
+    """One message of this protocol and the descriptors that came with it, which are the caller's to close."""
+    return receive_message(connection, MESSAGE_MAX_BYTES)
+
+
+def receive_message(connection: socket.socket, most_bytes: int) -> tuple[bytes, list[int]]:
+    """One message and its descriptors; raises HandoffError for more of either than was expected."""
     space = socket.CMSG_SPACE(_DESCRIPTORS_MAX * array.array("i").itemsize)
-    message, ancillary, flags, _ = connection.recvmsg(MESSAGE_MAX_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    message, ancillary, flags, _ = connection.recvmsg(most_bytes, space, socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

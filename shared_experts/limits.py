@@ -44,3 +44,15 @@ GOLDEN_TOP = 16
 
 # --- working memory of the converter ----------------------------------------------------------------------------
 BLOCK_BYTES = 4 << 20  # of source bytes, per step of a stream
+
+# --- park pool --------------------------------------------------------------------------------------------------
+PARK_SEGMENT_BYTES = 256 << 10
+PARK_ENTRIES = 4096  # parked conversations
+PARK_BLOBS = 8192  # parts of one conversation: pages, checkpoints, header
+PARK_MARKS = 64  # places where one conversation can be taken up
+PARK_REMOVALS = 4096  # remembered for lanes that are behind
+PARK_MARKS_PER_REPLY = 1024
+PARK_BLOBS_PER_MESSAGE = 256
+PARK_MESSAGE_BYTES = 128 << 10
+PARK_CONNECTIONS = 64
+PARK_POOL_BYTES = 1 << 46

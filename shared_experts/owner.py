@@ -25,6 +25,8 @@ from shared_experts.descriptor_server import DescriptorServer
 from shared_experts.errors import RegionBusy, RegionError
 from shared_experts.fill import OnStep, SealedRegion, Stopped
 from shared_experts.handoff import RegionStatus, ask
+from shared_experts.park_server import SOCKET_NAME as PARK_SOCKET
+from shared_experts.park_server import ParkServer
 from shared_experts.region import GENERATION_BYTES, RegionHeader, RegionShape, check_descriptor
 from shared_experts.rendezvous import LANE_SOCKETS, OWNER_SOCKET, Rendezvous
 
@@ -50,6 +52,7 @@ class OwnerConfig:
     threads: int
     socket_path: Path | None = None  # default: SOCKET_NAME in the run directory
     huge_pages: bool = True
+    park_bytes: int = 0  # of the pool for parked conversations; 0: none
     regions_dir: Path | None = None  # where this user's owners meet; None: this owner knows no other cluster
 
 
@@ -77,8 +80,10 @@ class Owner:
         meeting: Rendezvous | None = None
         try:
             meeting = self._meeting_place(folder)
-            server = DescriptorServer(self._config.socket_path or folder / SOCKET_NAME, self._answer)
-            with server:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(DescriptorServer(self._config.socket_path or folder / SOCKET_NAME, self._answer))
+                if self._config.park_bytes:
+                    stack.enter_context(ParkServer(folder / PARK_SOCKET, self._config.park_bytes))
                 try:
                     self._meet_and_obtain(folder, meeting)
                     self._stop.wait()

@@ -21,6 +21,7 @@ class Checkpoint:
     tensors: tuple[torch.Tensor, ...]
     waiting: int  # of a draft layer
     holders: int = 0
+    digest: bytes = b""  # of its bytes, once they were parked
 
     @classmethod
     def of(cls, state: SequenceState) -> Checkpoint:

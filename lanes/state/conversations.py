@@ -17,10 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from laneproto.chain import BLOCK_TOKENS
 from lanes import limits
 from lanes.counters import Counters
 from lanes.state.checkpoint import Checkpoint
 from lanes.state.errors import UnknownSlot
+from lanes.state.parking import Parking
 from lanes.state.pool import StatePool
 from lanes.state.prefixes import Place, PrefixLog
 from lanes.state.resident import Resident
@@ -42,8 +44,8 @@ class Begun:
 class Conversations:
     """Used by the engine's thread alone."""
 
-    def __init__(self, pool: StatePool, counters: Counters) -> None:
-        self.pool, self._counters = pool, counters
+    def __init__(self, pool: StatePool, counters: Counters, park: Parking | None = None) -> None:
+        self.pool, self._counters, self._park = pool, counters, park
         self._residents: dict[int, Resident] = {}  # by slot
         self._clock = 0
         self.log = PrefixLog()
@@ -52,15 +54,16 @@ class Conversations:
     def begin(self, prompt_ids: Sequence[int], max_tokens: int, tenant: bytes) -> Begun:
         """A sequence with room for `max_tokens` that stands as far in the prompt as anything known reaches."""
         prompt = np.asarray(prompt_ids, np.uint32)
-        found = self._longest(prompt, tenant)
-        if found is None:
-            resident, cached = self._open(max_tokens, tenant), 0
-        else:
-            resident, cached = self._go_on(*found, max_tokens), found[1]
+        resident = self._restore(prompt, max_tokens, tenant)
+        cached = restored = resident.length if resident else 0
+        if resident is None:
+            found = self._longest(prompt, tenant)
+            resident = self._go_on(*found, max_tokens) if found else self._open(max_tokens, tenant)
+            cached = found[1] if found else 0
         self._touch(resident, busy=True)
         self._counters.reused_tokens += cached
         self._tell()
-        return Begun(resident.slot, cached)
+        return Begun(resident.slot, cached, restored)
 
     def read(self, window: Window) -> None:
         """A pass over the window has ended: its tokens are in the states."""
@@ -95,6 +98,21 @@ class Conversations:
             self._drop(resident)
         self._tell()
 
+    def background(self, most_bytes: int) -> bool:
+        """Parks about that many bytes of what waits, the latest first; False when there is nothing left to do."""
+        if self._park is None:
+            return False
+        wanting = [resident for resident in self._waiting() if self._park.wants(resident)]
+        if wanting:
+            self._park.step(wanting[-1], most_bytes)
+        return bool(wanting)
+
+    def idle(self) -> bool:
+        """What can be done while nothing runs, in small steps; False when there is nothing left to do."""
+        if self._park is not None and self._park.poll():
+            self._tell()
+        return self.background(limits.PARK_BYTES_PER_STEP)
+
     def prefixes(self) -> Iterator[tuple[bytes, int]]:
         """(chain, tokens) of every place where a prompt can be taken up."""
         for resident in self._residents.values():
@@ -125,11 +143,26 @@ class Conversations:
                     best = (rank, resident)
         return None if best is None else (best[1], best[0][0])
 
+    def _restore(self, prompt: Ids, max_tokens: int, tenant: bytes) -> Resident | None:
+        """A conversation from the park pool, where it has a block more of the prompt than this lane's memory."""
+        parked = self._park.find(prompt, tenant) if self._park else None
+        here = self._longest(prompt, tenant)
+        if self._park is None or parked is None or parked[1] < (here[1] if here else 0) + BLOCK_TOKENS:
+            return None
+        resident = self._open(max_tokens, tenant)
+        if self._park.restore(parked, prompt, resident):
+            return resident
+        resident.state.broken = True  # half filled: nothing of it may be parked or taken
+        self._drop(resident)
+        return None
+
     def _go_on(self, resident: Resident, position: int, max_tokens: int) -> Resident:
         at_end = position == resident.length
         if not at_end and (copy := self._copy(resident, position, max_tokens)) is not None:
             return copy
         resident.busy = True  # nothing below may drop it
+        if self._park is not None:
+            self._park.leave_off(resident)
         if at_end:
             self.checkpoint(resident.slot)  # a next prompt may leave the old one here
         for later in [p for p in resident.checkpoints if p > position]:
@@ -203,6 +236,10 @@ class Conversations:
         return sorted((r for r in self._residents.values() if not r.busy), key=lambda resident: resident.used)
 
     def _drop(self, resident: Resident) -> None:
+        if self._park is not None:
+            if not resident.state.broken and self._park.wants(resident, leaving=True):
+                self._park.step(resident, self.pool.budget_bytes)
+            self._park.leave_off(resident)
         for position in list(resident.checkpoints):
             self._release(resident, position)
         del self._residents[resident.slot]
@@ -234,7 +271,9 @@ class Conversations:
     def _tell(self) -> None:
         self._count()
         self.log.residents = len(self._residents)
-        self.log.publish(dict.fromkeys(self.prefixes(), Place.LIVE))
+        parked = dict.fromkeys(self._park.mirror.prefixes(), Place.PARKED) if self._park else {}
+        live = dict.fromkeys(self.prefixes(), Place.LIVE)
+        self.log.publish({key: place for key, place in (parked | live).items() if key[1] >= BLOCK_TOKENS})
 
     def _count(self) -> None:
         self._counters.state_used_bytes = self.pool.reserved_bytes

@@ -5,7 +5,8 @@ StateError                 code               retryable
 ├── NoFreeSlot             no_slot            yes   every slot holds a sequence
 ├── UnknownSlot            unknown_slot       no    the slot holds no sequence
 ├── CapacityExceeded       state_capacity     no    a sequence would outgrow what it was opened for
-└── NoTrial                no_trial           no    there are no such trial rows to take over
+├── NoTrial                no_trial           no    there are no such trial rows to take over
+└── SnapshotRefused        bad_snapshot       no    a parked conversation is damaged, or not of this model and tenant
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ class UnknownSlot(StateError, KeyError):
     def __init__(self, slot: int) -> None:
         self.slot = slot
         super().__init__(f"slot {slot} holds no sequence")
+
+
+class SnapshotRefused(StateError):
+    """A parked conversation is damaged, or not of this model and tenant."""
+
+    code = "bad_snapshot"
 
 
 class CapacityExceeded(StateError):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from laneproto.chain import BLOCK_TOKENS, EMPTY, chain
+from lanes import limits
 from lanes.state.checkpoint import Checkpoint
 from lanes.state.reuse import Ids, common_prefix
 from lanes.state.sequence import SequenceState
@@ -19,13 +20,19 @@ from lanes.state.sequence import SequenceState
 class Resident:
     """A conversation and where it can be taken up again."""
 
-    __slots__ = ("_chain", "_ids", "busy", "checkpoints", "parked", "slot", "state", "tenant", "used")
+    __slots__ = (
+        "_chain", "_ids", "busy", "checkpoints", "inherited", "pages", "parked", "parked_as",
+        "slot", "state", "tenant", "used",
+    )  # fmt: skip
 
     def __init__(self, slot: int, state: SequenceState, tenant: bytes, ids: Ids | None = None) -> None:
         self.slot, self.state, self.tenant = slot, state, tenant
         self.busy, self.used = True, 0
         self.checkpoints: dict[int, Checkpoint] = {}  # by position, ascending
         self.parked = 0  # tokens of it that the park pool has with a checkpoint at their end
+        self.parked_as = (b"", 0)  # generation of the pool, number there
+        self.pages: list[bytes] = []  # digests of the first whole pages, which do not change
+        self.inherited: list[tuple[int, int, bytes]] = []  # (tokens, waiting, digest) of checkpoints only the pool has
         self._ids: Ids = np.zeros(0, np.uint32) if ids is None else ids.copy()
         self._chain: list[bytes] = []
 
@@ -74,6 +81,8 @@ class Resident:
         if position != self.length or self.state.broken:
             self.checkpoints[position].into(self.state)
             self.parked = min(self.parked, position)
+            del self.pages[position // limits.PAGE_TOKENS :]
+            self.inherited = [one for one in self.inherited if one[0] <= position]
             del self._chain[position // BLOCK_TOKENS :]
 
     def copy_rows(self, source: Resident, position: int) -> None:
@@ -82,4 +91,6 @@ class Resident:
         for new, old in zip(self.state.rows(0, position), source.state.rows(0, position), strict=True):
             new.copy_(old)
         source.checkpoints[position].into(self.state)
+        self.pages = source.pages[: position // limits.PAGE_TOKENS]
+        self.inherited = [one for one in source.inherited if one[0] <= position]
         self.write(0, source._ids[:position])

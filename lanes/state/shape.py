@@ -35,6 +35,17 @@ class AttentionShape:
         """Bytes per token, without block keys: 2·KV·D values and J raw index values."""
         return (2 * self.kv_heads * self.head_dim + self.index_dim) * dtype_bytes(self.dtype)
 
+    def row_shapes(self, first: int, end: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shapes and dtypes of what tokens first..end-1 have: keys, values, raw index keys, keys of blocks they end."""
+        rows, blocks = end - first, end // self.block_tokens - first // self.block_tokens
+        heads = (self.kv_heads, rows, self.head_dim)
+        return [
+            (heads, self.dtype),
+            (heads, self.dtype),
+            ((rows, self.index_dim), self.dtype),
+            ((blocks, self.index_dim), torch.float32),
+        ]
+
     def block_bytes(self) -> int:
         """Bytes per complete block of r tokens: one fp32 key of J."""
         return 4 * self.index_dim
@@ -109,6 +120,10 @@ class StateShape:
         return sum(
             tokens * s.token_bytes() + tokens // s.block_tokens * s.block_bytes() for s in self.attention.values()
         )
+
+    def row_shapes(self, first: int, end: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shapes and dtypes of what tokens first..end-1 have, in the order of `SequenceState.rows`."""
+        return [each for shape in self.attention.values() for each in shape.row_shapes(first, end)]
 
     def bytes(self, tokens: int) -> int:
         """Bytes of a sequence with room for `tokens`."""

@@ -112,5 +112,8 @@ class FakeRunner:
     def end_window(self) -> None:
         self.turns += 1
 
+    def idle(self) -> bool:
+        return False
+
     def end(self, slot: int) -> None:
         self.open.remove(slot)

@@ -1,0 +1,274 @@
+"""Parking: conversations go to the host's pool piece by piece between windows, and come back on any of its lanes.
+
+    step: pages and checkpoints that the pool has not yet ──▶ header, last ──▶ published
+    back: header ──▶ its tokens are the prompt's ──▶ pages and checkpoint into a fresh sequence, digest by digest
+
+Not here: which conversation (conversations), the pool's index (shared_experts.park_index), what a snapshot is. A lane
+without a pool, or whose owner is away, works on without.
+Invariants: only what does not change is copied (a conversation that waits); what comes back is verified whole before
+anything may go on from it; after any failure the prompt is read instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from laneproto.chain import EMPTY, chain
+from lanes import limits
+from lanes.counters import Counters
+from lanes.state import snapshot
+from lanes.state.errors import SnapshotRefused
+from lanes.state.mirror import ParkMirror
+from lanes.state.resident import Resident
+from lanes.state.reuse import Ids
+from lanes.state.sequence import SequenceState
+from lanes.state.snapshot import Header, Identity, SavedMark
+from shared_experts.errors import ParkError, ParkRefused
+from shared_experts.park_client import ParkClient, Parked
+
+_log = structlog.get_logger(__name__)
+
+
+class Parking:
+    """Used by the engine's thread alone."""
+
+    def __init__(self, path: Path, identity: Identity, counters: Counters, *, clock: Callable[[], float]) -> None:
+        self._path, self._identity, self._counters, self._clock = path, identity, counters, clock
+        self._client: ParkClient | None = None
+        self._retry_s = self._polled_s = -1e9
+        self._job: tuple[Resident, int, Iterator[int]] | None = None  # who, its length, the rest of the work
+        self.mirror = ParkMirror()
+
+    # --- to the pool
+
+    def wants(self, resident: Resident, *, leaving: bool = False) -> bool:
+        """Whether to park this conversation. One that the pool has dropped again is parked anew only when it leaves."""
+        if resident.length < limits.LEAST_PARKED_TOKENS or not self._usable():
+            return False
+        generation, number = resident.parked_as
+        there = self._client is None or generation == self._client.generation
+        if leaving:
+            there = there and resident.parked <= self.mirror.tokens(number)
+        return not there or resident.parked < resident.length
+
+    def step(self, resident: Resident, most_bytes: int) -> bool:
+        """Parks about that many bytes more of it; True when it is parked, or cannot be now."""
+        began_ns = time.monotonic_ns()
+        try:
+            if self._job is None or self._job[:2] != (resident, resident.length):
+                self.leave_off()
+                self._job = (resident, resident.length, self._park(resident))
+            for copied in self._job[2]:
+                most_bytes -= copied
+                if most_bytes <= 0:
+                    return False
+            self._job = None
+            return True
+        except ParkError as error:
+            self._failed(error)
+            return True
+        finally:
+            self._counters.park_ns += time.monotonic_ns() - began_ns
+
+    def leave_off(self, resident: Resident | None = None) -> None:
+        """The conversation goes on, or goes: what was begun for it is given up."""
+        if self._job is not None and resident in (None, self._job[0]):
+            self._job = None
+            if self._client is not None:
+                try:
+                    self._client.abandon()
+                except ParkError as error:
+                    self._failed(error)
+
+    def _park(self, resident: Resident) -> Iterator[int]:
+        """Yields bytes looked at; the owner knows the conversation once it is through."""
+        client, tenant, state = self._connected(), snapshot.tenant_key(resident.tenant), resident.state
+        tokens = resident.length
+        known = self._still_there(client, tenant, resident)
+        settled, names = state.settled // limits.PAGE_TOKENS, list(known)
+        for batch in self._batches(state, range(len(known), -(-tokens // limits.PAGE_TOKENS)), tokens):
+            names += self._put(client, tenant, batch)
+            yield sum(data.nbytes for data in batch)
+        resident.pages = names[:settled]
+        marks: list[SavedMark] = []
+        own = min(resident.checkpoints, default=tokens)
+        inherited = [one for one in resident.inherited if one[0] < own]  # all are, unless one was thinned out
+        for position, waiting, digest in [*inherited[:1], *inherited[1:][-limits.MOST_INHERITED :]]:
+            if client.lease(tenant, [(digest, 0)]) == [True]:
+                marks.append(SavedMark(position, waiting, digest))
+        for position, checkpoint in sorted(resident.checkpoints.items()):
+            if not checkpoint.digest or client.lease(tenant, [(checkpoint.digest, 0)]) != [True]:
+                (checkpoint.digest,) = self._put(client, tenant, [snapshot.pack(checkpoint.tensors)])
+                yield sum(tensor.nbytes for tensor in checkpoint.tensors)
+            marks.append(SavedMark(position, checkpoint.waiting, checkpoint.digest))
+        if tokens not in resident.checkpoints:
+            data = snapshot.pack(state.fixed())
+            waiting = state.draft.waiting if state.draft else 0
+            marks.append(SavedMark(tokens, waiting, *self._put(client, tenant, [data])))
+            yield data.nbytes
+        header = Header(self._identity, tenant, resident.ids.copy(), tuple(names), tuple(marks))
+        self._put(client, tenant, [np.frombuffer(header.encode(), np.uint8)])
+        told = [(m.tokens, resident.chain_at(m.tokens), -(-m.tokens // limits.PAGE_TOKENS)) for m in marks]
+        number = client.publish(tenant, len(names), told)
+        places = tuple((tokens, chain) for tokens, chain, _ in told)
+        self.mirror.apply(self.mirror.sequence, False, (), [Parked(number, tenant, places)])
+        resident.parked, resident.parked_as = tokens, (client.generation, number)
+        self._counters.parks += 1
+        self._polled_s = -1e9  # the mirror follows at once
+
+    def _still_there(self, client: ParkClient, tenant: bytes, resident: Resident) -> list[bytes]:
+        """Pages that were parked before, all or none: they are not even looked at."""
+        known = [(name, 0) for name in resident.pages]
+        if known and not all(client.lease(tenant, known)):
+            client.abandon()
+            return []
+        return [name for name, _ in known]
+
+    def _batches(self, state: SequenceState, pages: range, tokens: int) -> Iterator[list[snapshot.Bytes]]:
+        batch: list[snapshot.Bytes] = []
+        for page in pages:
+            batch.append(snapshot.pack(state.rows(*snapshot.page_range(page, tokens))))
+            if page == pages[-1] or sum(data.nbytes for data in batch) >= limits.PARK_BYTES_PER_STEP // 4:
+                yield batch
+                batch = []
+
+    def _put(self, client: ParkClient, tenant: bytes, parts: list[snapshot.Bytes]) -> list[bytes]:
+        """Writes what of these parts the pool has not; returns their digests."""
+        assert client.memory is not None
+        names = [snapshot.digest(data) for data in parts]
+        answers = client.lease(tenant, [(name, data.nbytes) for name, data in zip(names, parts, strict=True)])
+        for segments, data in zip(answers, parts, strict=True):
+            if segments is False:
+                raise ParkRefused("the owner gave no place")
+            if segments is not True:
+                client.memory.write(segments, data)
+                self._counters.park_bytes += data.nbytes
+        return names
+
+    # --- back from the pool
+
+    def poll(self) -> bool:
+        """Looks at what the pool has; True when that has changed."""
+        now_s = self._clock()
+        if not self._usable() or now_s - self._polled_s < limits.PARK_POLL_S:
+            return False
+        self._polled_s = now_s
+        try:
+            client, changed = self._connected(), False
+            while True:
+                sequence, void, more, removed, entries = client.changes(self.mirror.sequence)
+                changed |= self.mirror.apply(sequence, void, removed, entries)
+                if not more:
+                    return changed
+        except ParkError as error:
+            self._failed(error)
+            return True
+
+    def find(self, prompt: Ids, salt: bytes) -> tuple[int, int] | None:
+        """(number, tokens) of the longest parked prefix of the prompt; equal chains, tokens not compared yet."""
+        self._polled_s = -1e9
+        self.poll()
+        if not len(self.mirror):
+            return None
+        values = [EMPTY, *chain(prompt[:-1].tolist(), salt)]
+        return self.mirror.longest(snapshot.tenant_key(salt), values, prompt.shape[0] - 1)
+
+    def restore(self, found: tuple[int, int], prompt: Ids, resident: Resident) -> bool:
+        """Fills a fresh conversation with the first `found[1]` tokens of the prompt; False when they must be read."""
+        number, tokens = found
+        began_ns = time.monotonic_ns()
+        try:
+            client = self._connected()
+            tenant = snapshot.tenant_key(resident.tenant)
+            name, size_bytes, segments = client.pin(number, tenant)
+            try:
+                data = self._get(client, name, size_bytes, segments, limits.MOST_HEADER_BYTES)
+                header = Header.decode(data.tobytes(), self._identity, tenant, resident.state.shape.max_tokens)
+                self._fill(client, number, header, tokens, prompt, resident)
+            finally:
+                client.unpin(number)
+        except SnapshotRefused as refused:
+            self._counters.restores_refused += 1
+            self.mirror.forget(number)
+            _log.warning("restore_refused", reason=str(refused))
+            return False
+        except ParkError as error:
+            self._counters.restores_refused += 1
+            self.mirror.forget(number)
+            self._failed(error)
+            return False
+        self._counters.restores += 1
+        self._counters.restore_ns += time.monotonic_ns() - began_ns
+        return True
+
+    def _fill(
+        self, client: ParkClient, number: int, header: Header, tokens: int, prompt: Ids, resident: Resident
+    ) -> None:
+        mark = next((mark for mark in header.marks if mark.tokens == tokens), None)
+        if mark is None or not np.array_equal(header.ids[:tokens], prompt[:tokens]):
+            raise SnapshotRefused("not a prefix of the prompt")
+        state, whole = resident.state, header.ids.shape[0]
+        if mark.waiting > (state.draft.streams.shape[0] if state.draft else 0):
+            raise SnapshotRefused("more tokens wait than can")
+        names = header.pages[: -(-tokens // limits.PAGE_TOKENS)]
+        places = client.where(number, [*names, mark.digest])
+        state.reserve(tokens)
+        for page, (name, (size_bytes, segments)) in enumerate(zip(names, places, strict=False)):
+            first, end = snapshot.page_range(page, whole)
+            if size_bytes != snapshot.page_bytes(state.shape, first, end):
+                raise SnapshotRefused("a page of another size")
+            snapshot.unpack_page(self._get(client, name, size_bytes, segments), state, first, end, tokens)
+        size_bytes, segments = places[-1]
+        if size_bytes != snapshot.fixed_bytes(state):
+            raise SnapshotRefused("a checkpoint of another size")
+        snapshot.unpack_fixed(self._get(client, mark.digest, size_bytes, segments), state)
+        if state.draft is not None:
+            state.draft.waiting = mark.waiting
+        state.length = tokens
+        resident.write(0, prompt[:tokens])
+        resident.pages = list(header.pages[: (tokens - mark.waiting) // limits.PAGE_TOKENS])
+        resident.inherited = [(m.tokens, m.waiting, m.digest) for m in header.marks if m.tokens <= tokens]
+        resident.parked, resident.parked_as = tokens, (client.generation, number)
+
+    def _get(
+        self, client: ParkClient, name: bytes, size_bytes: int, segments: tuple[int, ...], most_bytes: int | None = None
+    ) -> snapshot.Bytes:
+        """A copy of a part, verified after it was copied."""
+        assert client.memory is not None
+        if size_bytes > (client.memory.total_bytes if most_bytes is None else most_bytes):
+            raise SnapshotRefused("a part that is too large")
+        data = np.empty(size_bytes, np.uint8)
+        client.memory.read(segments, data)
+        if snapshot.digest(data) != name:
+            raise SnapshotRefused("a damaged part")
+        return data
+
+    # --- the owner
+
+    def _usable(self) -> bool:
+        return self._clock() >= self._retry_s
+
+    def _connected(self) -> ParkClient:
+        if self._client is None:
+            self._client = ParkClient(self._path)
+            self.mirror = ParkMirror()
+        return self._client
+
+    def _failed(self, error: ParkError) -> None:
+        """Everything held is given up with the connection, and the owner is left alone for a while."""
+        _log.info("park_failed", code=error.code, reason=str(error))
+        self._job = None
+        self._retry_s = self._clock() + limits.PARK_RETRY_S
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+            self.mirror = ParkMirror()

@@ -1,0 +1,108 @@
+"""The memory of the park pool: one memory file that the owner makes and every lane maps for reading and writing.
+
+Not here: which segment is whose (park_index). Invariants: its size never changes (sealed), so a map of it never faults
+past the end; it has no name; memory is taken only as segments are first written and given back when they are punched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from shared_experts import host_memory
+from shared_experts.errors import ParkRefused, RegionError
+from shared_experts.layout import align
+
+LABEL = "expressway-park"
+HUGE_PAGE_BYTES = 2 << 20
+_MFD_HUGE_2MB = 21 << 26
+_PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class ParkMemory:
+    """A map of the pool; `segment` is a writable view."""
+
+    def __init__(self, fd: int, segment_bytes: int) -> None:
+        """Takes over `fd`. Raises ParkRefused where it is no pool."""
+        self.fd, self.segment_bytes = fd, segment_bytes
+        try:
+            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
+                raise ParkRefused("the pool's descriptor is not sealed against a change of its size")
+            self.total_bytes = os.fstat(fd).st_size
+            self.segments = self.total_bytes // segment_bytes
+            self._map = mmap.mmap(fd, self.total_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, ValueError) as error:
+            os.close(fd)
+            raise ParkRefused(f"the pool cannot be mapped: {error}") from error
+        except ParkRefused:
+            os.close(fd)
+            raise
+        self._map.madvise(mmap.MADV_DONTDUMP)
+        self._bytes: Bytes = np.frombuffer(self._map, np.uint8)
+
+    @classmethod
+    def create(cls, total_bytes: int, segment_bytes: int) -> ParkMemory:
+        """A fresh pool: on 2 MiB pages where the host has set so many aside. Raises RegionError."""
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        huge = segment_bytes * 8 >= HUGE_PAGE_BYTES and host_memory.free_huge_pages() * HUGE_PAGE_BYTES >= total_bytes
+        try:
+            if huge:
+                fd = os.memfd_create(LABEL, flags | os.MFD_HUGETLB | _MFD_HUGE_2MB)
+                total_bytes = align(total_bytes, HUGE_PAGE_BYTES)
+            else:
+                fd = os.memfd_create(LABEL, flags)
+            os.fchmod(fd, 0o600)
+            os.ftruncate(fd, total_bytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+        except OSError as error:
+            raise RegionError(f"cannot make a park pool of {total_bytes} bytes: {error.strerror}") from error
+        return cls(fd, segment_bytes)
+
+    def segment(self, number: int) -> Bytes:
+        """The bytes of one segment; raises ParkRefused outside the pool."""
+        if not 0 <= number < self.segments:
+            raise ParkRefused("a segment outside the pool")
+        return self._bytes[number * self.segment_bytes : (number + 1) * self.segment_bytes]
+
+    def write(self, segments: tuple[int, ...], data: Bytes) -> None:
+        """Fills segments in order; what is left of the last one is not touched."""
+        assert len(segments) * self.segment_bytes >= data.shape[0]
+        for at, number in enumerate(segments):
+            part = data[at * self.segment_bytes : (at + 1) * self.segment_bytes]
+            self.segment(number)[: part.shape[0]] = part
+
+    def read(self, segments: tuple[int, ...], out: Bytes) -> None:
+        """Copies from segments in order until `out` is full; raises ParkRefused where they are too few."""
+        if len(segments) * self.segment_bytes < out.shape[0]:
+            raise ParkRefused("fewer segments than bytes")
+        for at, number in enumerate(segments):
+            part = out[at * self.segment_bytes : (at + 1) * self.segment_bytes]
+            part[:] = self.segment(number)[: part.shape[0]]
+
+    def punch(self, numbers: list[int]) -> None:
+        """Gives the memory of segments back to the host; they read as zeros."""
+        for number in numbers:
+            self.segment(number)  # in range
+            _fallocate(self.fd, number * self.segment_bytes, self.segment_bytes)
+
+    def close(self) -> None:
+        """Unmaps and closes."""
+        del self._bytes
+        with contextlib.suppress(BufferError):  # a view is still held somewhere; the map goes with it
+            self._map.close()
+        os.close(self.fd)
+
+
+def _fallocate(fd: int, offset: int, size_bytes: int) -> None:
+    libc = ctypes.CDLL(None)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    libc.fallocate(fd, _PUNCH, offset, size_bytes)  # a file system that cannot keeps the memory: no harm

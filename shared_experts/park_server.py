@@ -1,0 +1,210 @@
+"""The owner's thread for the park pool: leases, publishes, pins and tells, one message at a time.
+
+A connection is a lane's life: what it leased or pinned is free again when it ends, however it ends. Nothing waits for a
+lane: a reply that does not fit its socket ends the connection. Not here: which conversation goes (park_index), the
+words (park_messages), the bytes of conversations (lanes write and read them themselves).
+
+Invariants: no client's bytes, silence or death stop the loop; a segment is zeroed before another tenant's lane gets it;
+the pool takes no memory that the host's floor needs.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from types import TracebackType
+
+import structlog
+
+from shared_experts import host_memory, limits
+from shared_experts import park_messages as words
+from shared_experts.descriptor_server import accept, listen, remove
+from shared_experts.errors import ParkError, ParkRefused
+from shared_experts.handoff import check_socket_path
+from shared_experts.park_index import Entry, Mark, ParkIndex
+from shared_experts.park_memory import ParkMemory
+
+SOCKET_NAME = "park.sock"
+_RELIEF_S = 5.0
+
+_log = structlog.get_logger(__name__)
+
+
+class ParkServer:
+    """Serves a pool of `total_bytes` on `path` from `start` to `close`; a context manager does both."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], total_bytes: int, *, segment_bytes: int = limits.PARK_SEGMENT_BYTES
+    ) -> None:
+        self.path = check_socket_path(path)
+        self.generation = os.urandom(words.ID_BYTES)
+        self._total_bytes, self._segment_bytes = total_bytes, segment_bytes
+        self._last_tenant: dict[int, bytes] = {}  # of every segment that was ever leased
+        self._thread: threading.Thread | None = None
+        self._looked_s = 0.0  # at the host's memory
+
+    def start(self) -> None:
+        """Makes the pool, takes the name and answers from now on. Raises RegionError or RegionBusy."""
+        self._memory = ParkMemory.create(self._total_bytes, self._segment_bytes)
+        self.index = ParkIndex(self._memory.segments, self._segment_bytes)
+        try:
+            self._listener, self._inode = listen(self.path)
+        except BaseException:
+            self._memory.close()
+            raise
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._serve, name="park-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops answering and removes the name if it is still ours. Safe to call twice."""
+        if self._thread is None:
+            return
+        os.write(self._wake_write, b"x")
+        self._thread.join()
+        self._thread = None
+        self._listener.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        remove(self.path, self._inode)
+        self._memory.close()
+
+    def __enter__(self) -> ParkServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        clients: set[socket.socket] = set()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select(timeout=_RELIEF_S):
+                    if key.fileobj == self._wake_read:
+                        for client in clients:
+                            client.close()
+                        return
+                    if key.fileobj is self._listener:
+                        accepted = accept(self._listener)
+                        if accepted is not None and len(clients) >= limits.PARK_CONNECTIONS:
+                            accepted.close()
+                        elif accepted is not None:
+                            clients.add(accepted)
+                            selector.register(accepted, selectors.EVENT_READ)
+                    elif isinstance(key.fileobj, socket.socket) and not self._answer(key.fileobj):
+                        selector.unregister(key.fileobj)
+                        clients.discard(key.fileobj)
+                        self.index.leave(key.fileobj)
+                        key.fileobj.close()
+                self._relieve()
+
+    def _answer(self, client: socket.socket) -> bool:
+        """One message; False when the client is gone or not to be trusted."""
+        try:
+            message = client.recv(limits.PARK_MESSAGE_BYTES + 1)  # no room for descriptors: the kernel drops any
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not message:
+            return False
+        fds: list[int] = []
+        try:
+            fields = words.decode(message)
+            reply = words.encode(self._do(client, fields, fds))
+        except ParkError as error:
+            reply = words.encode({"refused": error.code, "reason": str(error)[:200]})
+        except Exception:
+            _log.exception("park_answer_failed")
+            return False
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            client.sendmsg([reply], rights)
+        except OSError:  # gone, or it does not read
+            return False
+        return True
+
+    def _do(self, client: socket.socket, fields: dict[str, object], fds: list[int]) -> dict[str, object]:
+        match fields.get("op"):
+            case "hello":
+                if fields.get("v") != words.VERSION:
+                    raise ParkRefused(f"version {words.VERSION} is spoken here")
+                fds.append(self._memory.fd)
+                return {
+                    "segment_bytes": self._segment_bytes, "total_bytes": self._memory.total_bytes,
+                    "generation": self.generation,
+                }  # fmt: skip
+            case "lease":
+                return {"segments": self._lease(client, fields)}
+            case "publish":
+                marks = words.items(fields.get("marks"), limits.PARK_MARKS, 3)
+                number = self.index.publish(
+                    client,
+                    words.octets(fields.get("tenant")),
+                    words.whole(fields.get("pages"), 0, limits.PARK_BLOBS),
+                    [Mark(words.whole(t, 1, 1 << 32), words.octets(c), words.whole(p)) for t, c, p in marks],
+                )
+                return {"number": number}
+            case "abandon":
+                self.index.abandon(client)
+                return {}
+            case "changes":
+                return self._changes(words.whole(fields.get("after")))
+            case "pin":
+                number = words.whole(fields.get("number"))
+                header = self.index.pin(client, number, words.octets(fields.get("tenant"))).header
+                return {"header": [header.digest, header.size_bytes, header.segments]}
+            case "where":
+                digests = words.items(fields.get("digests"), limits.PARK_BLOBS_PER_MESSAGE)
+                found = self.index.where(client, words.whole(fields.get("number")), [words.octets(d) for d in digests])
+                return {"blobs": [None if b is None else [b.size_bytes, b.segments] for b in found]}
+            case "unpin":
+                self.index.unpin(client, words.whole(fields.get("number")))
+                return {}
+        raise ParkRefused("not a word of this protocol")
+
+    def _lease(self, client: socket.socket, fields: dict[str, object]) -> list[tuple[int, ...] | bool]:
+        tenant = words.octets(fields.get("tenant"))
+        blobs = words.items(fields.get("blobs"), limits.PARK_BLOBS_PER_MESSAGE, 2)
+        wanted = [(words.octets(d), words.whole(s, 0, self._memory.total_bytes)) for d, s in blobs]
+        room_bytes = host_memory.available_bytes() - host_memory.floor_bytes()
+        answers = self.index.lease(client, tenant, wanted, fresh=max(0, room_bytes // self._segment_bytes))
+        for segments in answers:
+            for number in segments if isinstance(segments, tuple) else ():
+                if self._last_tenant.get(number, tenant) != tenant:
+                    self._memory.segment(number)[:] = 0
+                self._last_tenant[number] = tenant
+        return answers
+
+    def _changes(self, after: int) -> dict[str, object]:
+        changes = self.index.changes(after)
+
+        def told(entry: Entry) -> list[object]:
+            return [entry.number, entry.tenant, [[mark.tokens, mark.chain] for mark in entry.marks]]
+
+        return {
+            "sequence": changes.sequence, "void": changes.void, "more": changes.more, "removed": changes.removed,
+            "entries": [told(entry) for entry in changes.entries],
+        }  # fmt: skip
+
+    def _relieve(self) -> None:
+        """Gives memory back while the host is short of it."""
+        if time.monotonic() < self._looked_s + _RELIEF_S:
+            return
+        self._looked_s = time.monotonic()
+        while host_memory.available_bytes() < host_memory.floor_bytes() and self.index.evict():
+            given = self.index.forget_fresh()
+            for number in given:
+                self._last_tenant.pop(number, None)
+            with contextlib.suppress(ParkError):
+                self._memory.punch(given)
