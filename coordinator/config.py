@@ -28,6 +28,7 @@ DEFAULT_HTTP = "127.0.0.1:8000"
 DEFAULT_GRPC = "127.0.0.1:8001"
 DEFAULT_PAGE = "127.0.0.1:8002"
 NO_PAGE = "off"
+DEFAULT_PARK = "1GiB"  # taken as it fills
 # A CPU lane's cache is a private copy of experts in host memory, beside the shared region: keep it modest.
 DEFAULT_CPU_BUDGET = "256MiB"
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -87,6 +88,7 @@ class ServeConfig:
     cores_per_lane: int | None
     drain_s: float
     start_timeout_s: float
+    park_bytes: int = 0  # of the host's pool for parked conversations
 
 
 @dataclass(frozen=True, slots=True)

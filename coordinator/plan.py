@@ -23,7 +23,8 @@ def plan_cluster(
 ) -> list[Managed]:
     """Owner, lanes, coordinator, in the order in which they start."""
     pack, log_json = config.lane.pack, config.lane.log_json
-    lanes = [plan_lane(config.lane, number, run_dir, cores[number], env) for number in range(config.lanes)]
+    park = config.park_bytes > 0
+    lanes = [plan_lane(config.lane, number, run_dir, cores[number], env, park=park) for number in range(config.lanes)]
     coordinator = module_argv(
         "coordinator",
         *("--supervisor", f"unix:{run_dir.socket('supervisor')}"),
@@ -36,7 +37,7 @@ def plan_cluster(
         *(("--log-json",) if log_json else ()),
     )
     return [
-        plan_owner(pack, run_dir, env, log_json=log_json),
+        plan_owner(pack, run_dir, env, park_bytes=config.park_bytes, log_json=log_json),
         *lanes,
         Managed(
             ProcessSpec(COORDINATOR, coordinator, child_env(env, gpu=False), run_dir.log(COORDINATOR)),
@@ -45,7 +46,7 @@ def plan_cluster(
     ]
 
 
-def plan_owner(pack: Path, run_dir: RunDir, env: Mapping[str, str], *, log_json: bool) -> Managed:
+def plan_owner(pack: Path, run_dir: RunDir, env: Mapping[str, str], *, log_json: bool, park_bytes: int = 0) -> Managed:
     """The region owner of this host."""
     argv = module_argv(
         "shared_experts",
@@ -56,13 +57,20 @@ def plan_owner(pack: Path, run_dir: RunDir, env: Mapping[str, str], *, log_json:
         str(run_dir.path),
         "--regions",
         str(regions_path(env)),
+        *(("--park", str(park_bytes)) if park_bytes else ()),
         *(("--log-json",) if log_json else ()),
     )
     return Managed(ProcessSpec(OWNER, argv, child_env(env, gpu=False), run_dir.log(OWNER)))
 
 
 def plan_lane(
-    options: LaneOptions, number: int, run_dir: RunDir, cores: tuple[int, ...], env: Mapping[str, str]
+    options: LaneOptions,
+    number: int,
+    run_dir: RunDir,
+    cores: tuple[int, ...],
+    env: Mapping[str, str],
+    *,
+    park: bool = False,
 ) -> Managed:
     """Lane `number`; on a machine with GPUs it sees its own one alone, under the number 0."""
     name = f"lane-{number}"
@@ -74,6 +82,7 @@ def plan_lane(
         *("--cores", ",".join(map(str, cores))),
         *("--name", name),
         *("--region-socket", str(run_dir.socket(f"{name}.region"))),
+        *(("--park", str(run_dir.socket("park"))) if park else ()),
         *options.argv(),
     )
     on_gpu = options.device == "cuda"

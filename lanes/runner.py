@@ -90,7 +90,7 @@ class ModelRunner:
         self._model = model
         self._states = states
         self._experts = experts
-        self._conversations = conversations or Conversations(states, Counters())
+        self._conversations = Conversations(states, Counters()) if conversations is None else conversations
 
     def begin(self, max_tokens: int) -> int:
         """Opens a state slot."""

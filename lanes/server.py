@@ -54,7 +54,7 @@ class LaneServer(rpc.LaneServicer):
 
     def __init__(self, engine: Engine, identity: wire.Identity, prefixes: PrefixLog | None = None) -> None:
         self._engine = engine
-        self._prefixes = prefixes or PrefixLog()
+        self._prefixes = PrefixLog() if prefixes is None else prefixes
         self._identity = identity
         self._bounds = Bounds(identity.vocab_size, identity.context_tokens)
         self._loop = asyncio.get_running_loop()

@@ -17,12 +17,13 @@ import click
 
 from coordinator.cli.lane_options import collect, lane_options
 from coordinator.cli.progress import Progress
-from coordinator.cli.values import CLUSTER, GRPC, HTTP, PAGE
+from coordinator.cli.values import CLUSTER, GRPC, HTTP, PAGE, SIZE
 from coordinator.cluster import Running, run_cluster
 from coordinator.config import (
     DEFAULT_GRPC,
     DEFAULT_HTTP,
     DEFAULT_PAGE,
+    DEFAULT_PARK,
     LANES_MAX,
     Address,
     ServeConfig,
@@ -37,6 +38,8 @@ from coordinator.pack_facts import read_facts
 @click.argument("pack", type=click.Path(path_type=Path))
 @click.option("--lanes", type=click.IntRange(1, LANES_MAX), default=1, show_default=True, help="Engine processes.")
 @lane_options
+@click.option("--park", "park_bytes", type=SIZE, default=DEFAULT_PARK, show_default=True, metavar="SIZE",
+              help="Host memory for conversations that left a lane's; any lane takes them back. 0: none.")  # fmt: skip
 @click.option("--launcher", type=click.Choice(["local", "ray"]), default="local", show_default=True)
 @click.option(
     "--http", type=HTTP, default=DEFAULT_HTTP, show_default=True, metavar="HOST:PORT", help="Port 0: a free one."
@@ -56,6 +59,7 @@ from coordinator.pack_facts import read_facts
 def command(
     pack: Path,
     lanes: int,
+    park_bytes: int,
     launcher: str,
     http: Address,
     grpc: Address,
@@ -83,6 +87,7 @@ def command(
         cores_per_lane=cores_per_lane,
         drain_s=drain_s,
         start_timeout_s=start_timeout_s,
+        park_bytes=park_bytes,
     )
     facts = read_facts(options.pack)
     facts.check_context(options.context_tokens)

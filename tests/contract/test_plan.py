@@ -69,6 +69,7 @@ def test_everybody_understands_what_is_asked(run_dir, changes):
     assert lane.drafts == wanted.lane.drafts
     assert lane.trace_routing == wanted.lane.trace_folder
 
+    assert lane.park is None
     asked = own.make_context("own", arguments(owner, "shared_experts")[1:]).params
     assert (asked["pack_dir"], asked["run_dir"]) == (wanted.lane.pack, run_dir.path)
     asked = coordinator_main.command.make_context("coordinator", arguments(coordinator, "coordinator")).params
@@ -102,3 +103,11 @@ def test_no_process_sees_another_cluster_or_a_gpu_that_is_not_its_own(run_dir):
     with pytest.raises(BadOption, match="2 GPUs are visible"):
         plan_cluster(config(device="cuda", lanes=3), run_dir, [(0,)] * 3, ENV)
     assert child_env({"A": "b"}, gpu=True) == {"A": "b", "PYTHONUNBUFFERED": "1"}
+
+
+def test_with_a_park_pool_owner_and_lanes_meet_at_its_socket(run_dir):
+    core = min(os.sched_getaffinity(0))
+    owner, lane_0, lane_1, _ = plan_cluster(config(park_bytes=1 << 30), run_dir, [(core,), (core,)], ENV)
+    assert own.make_context("own", arguments(owner, "shared_experts")[1:]).params["park_bytes"] == 1 << 30
+    for lane in (lane_0, lane_1):
+        assert parse_lane(arguments(lane, "lanes"), {}, frozenset({core})).park == run_dir.path / "park.sock"

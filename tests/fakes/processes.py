@@ -106,9 +106,9 @@ class Host:
         self._processes.remove(process)
         process.log.unlink()
 
-    def owner(self) -> Process:
+    def owner(self, *options: str) -> Process:
         """An owner, region ready."""
-        process = self.start("shared_experts", "own", "--pack", str(self.pack), "--run-dir", str(self.run))
+        process = self.start("shared_experts", "own", "--pack", str(self.pack), "--run-dir", str(self.run), *options)
         wait_ready(self.run / "owner.sock", START_LIMIT_S)
         return process
 

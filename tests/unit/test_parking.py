@@ -283,3 +283,27 @@ def test_segments_are_zeroed_for_another_tenant(lane, pool, tmp_path):
     assert not any(client.memory.segment(number).any() for number in segments)
     client.close()
     assert feed is not None
+
+
+def test_checkpoints_that_only_the_pool_has_are_bounded(lane, monkeypatch):
+    monkeypatch.setattr(limits, "MOST_INHERITED", 2)
+    a, b = lane(), lane()
+    prompt = ids(160)
+    turn(a, prompt, marks=[70, 80, 90, 100, 110])
+    settle(a)
+    turn(b, [*prompt, 5])
+    settle(b)
+    entry = list(b.park.mirror._entries.values())[-1]
+    assert [tokens for tokens, _ in entry.marks] == [70, 110, 160, 161], "the first and the last two"
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_header_over_the_limit_is_not_read(lane, monkeypatch, missing):
+    a, b = lane(), lane()
+    prompt = ids(100)
+    turn(a, prompt)
+    settle(a)
+    (entry,) = a.park.mirror._entries.values()
+    size = a.park._client.pin(entry.number, entry.tenant)[1]
+    monkeypatch.setattr(limits, "MOST_HEADER_BYTES", size - missing)
+    assert turn(b, [*prompt, 5]) == (0 if missing else 100)
