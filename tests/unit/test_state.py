@@ -133,7 +133,7 @@ def test_slots_and_their_errors():
             use(0)
     with pytest.raises(CapacityExceeded):
         pool.open(1001)
-    assert (pool.open(4), len({e.code for e in StateError.__subclasses__()})) == (0, 5)
+    assert (pool.open(4), len({e.code for e in StateError.__subclasses__()})) == (0, 6)
 
 
 @settings(deadline=None, max_examples=50)
