@@ -110,8 +110,10 @@ class TurnReader:
 async def begin_turn(serving: Serving, ask: ChatAsk, caller: Caller) -> TurnReader:
     """Renders, checks and queues. Raises `RequestError`, or `Refused` when there is no place or no lane."""
     model = serving.check_model(ask.model)
-    text = serving.text
-    prompt = await text.encode_chat(ask.conversation, context_tokens=model.context_tokens)
+    text, conversation, grammar = serving.text, ask.conversation, ""
+    if ask.bound is not None:
+        conversation, grammar = await text.bind(conversation, ask.bound, parallel=ask.parallel)
+    prompt = await text.encode_chat(conversation, context_tokens=model.context_tokens)
     draft = Draft(
         prompt_ids=prompt,
         prompt_param="messages",
@@ -125,6 +127,7 @@ async def begin_turn(serving: Serving, ask: ChatAsk, caller: Caller) -> TurnRead
         stop_ids_param="stop_token_ids",
         end_ids=(*text.chat_end_ids(), *serving.generation.end_ids),
         ignore_eos=ask.ignore_eos,
+        grammar=grammar,
         logprobs=ask.logprobs,
         top_logprobs=ask.top_logprobs,
         session=caller.session or _hint(ask),
@@ -134,7 +137,7 @@ async def begin_turn(serving: Serving, ask: ChatAsk, caller: Caller) -> TurnRead
         timeout_s=caller.timeout_s,
     )
     answer = serving.submit(draft, request_id=caller.request_id, door="http")
-    return TurnReader(answer, text.parser(ask.conversation, calls=ask.calls), parallel=ask.parallel)
+    return TurnReader(answer, text.parser(conversation, calls=ask.calls), parallel=ask.parallel)
 
 
 def _hint(ask: ChatAsk) -> str | None:

@@ -112,6 +112,7 @@ INLINE_PARSE_BYTES: Final = 64 * KIB  # larger bodies are parsed in a worker thr
 TEXT_THREADS: Final = 2
 CHAT_TEMPLATE_BYTES: Final = MIB  # of the file that tells the chat format
 TOOLS: Final = 1024
+GRAMMAR_BYTES: Final = MIB  # schemas of one request, and what stands around them
 TOOL_NAME_CHARS: Final = 128
 TOKENIZER_FILE_BYTES: Final = 256 * MIB
 TOKENIZER_IDS: Final = 1 << 24  # every id is below: a table of that many entries is kept

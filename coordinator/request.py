@@ -38,6 +38,7 @@ class Request:
     logprobs: bool
     top_logprobs: int
     session: str | None
+    grammar: str = ""  # what the output may be; empty: anything
     parent_session: str | None = None  # of the agent that started this session's agent
     tenant: Tenant = ANYONE
     priority: Priority = Priority.DEFAULT  # never better than the tenant's ceiling
@@ -57,6 +58,7 @@ class Request:
             top_logprobs=self.top_logprobs,
             checkpoint_positions=self.checkpoints,
             tenant_salt=self.tenant.salt,
+            grammar=self.grammar,
         )
 
 
@@ -77,6 +79,7 @@ class Draft:
     stop_ids_param: str = "stop_ids"
     end_ids: Sequence[int] = ()  # of the model and of its chat format, not the client's
     ignore_eos: bool = False  # then none of these end the answer
+    grammar: str = ""
     logprobs: bool = False
     top_logprobs: int = 0
     top_logprobs_param: str = "top_logprobs"
@@ -111,6 +114,7 @@ def check(draft: Draft, *, request_id: str, model: ModelView) -> Request:
         stops=_stops(draft.stops),
         logprobs=draft.logprobs,
         top_logprobs=whole(draft.top_logprobs, draft.top_logprobs_param, 0, limits.TOP_LOGPROBS),
+        grammar=draft.grammar,
         session=check_session(draft.session),
         parent_session=check_session(draft.parent_session, "parent_session"),
         tenant=draft.tenant,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from lanes.grammar import Grammar
 from lanes.outbox import Token
 from lanes.penalties import Penalties
 from lanes.request import Request
@@ -18,9 +19,9 @@ from lanes.sampler import choose, logprobs
 class Answer:
     """`position` is the place in the sequence that the next token takes, `sent` counts the ones that were drawn."""
 
-    def __init__(self, request: Request, vocab_size: int) -> None:
+    def __init__(self, request: Request, vocab_size: int, grammar: Grammar | None = None) -> None:
         self.position, self.sent, self.last = len(request.prompt_ids), 0, -1
-        self._request, self._penalties = request, Penalties(request, vocab_size)
+        self._request, self._penalties, self._grammar = request, Penalties(request, vocab_size), grammar
 
     @property
     def left(self) -> int:
@@ -28,10 +29,15 @@ class Answer:
         return self._request.new_tokens - self.sent
 
     def draw(self, row: Row) -> Token:
-        """The next token, from its raw logits [V]."""
+        """The next token, from its raw logits [V]. BadGrammar when the grammar has no next one."""
         request = self._request
-        token = choose(self._penalties.row(row), request.sampling, self.position)
+        drawn_from = self._penalties.row(row)
+        if self._grammar is not None:
+            drawn_from = self._grammar.row(drawn_from, row)
+        token = choose(drawn_from, request.sampling, self.position)
         self._penalties.add(token)
+        if self._grammar is not None:
+            self._grammar.add(token)
         self.position, self.last = self.position + 1, token
         stamp_ns = time.monotonic_ns()
         return Token(token, stamp_ns, logprobs(row, token, request.top_logprobs) if request.logprobs else None)

@@ -24,7 +24,8 @@ from lanes.answer import Answer
 from lanes.counters import Counters
 from lanes.drafts.drafter import Drafter, Drafting
 from lanes.drafts.policy import Mean
-from lanes.errors import Busy, Draining, EngineFailed, LaneError, NonFiniteLogits, SlowReader
+from lanes.errors import BadGrammar, Busy, Draining, EngineFailed, LaneError, NonFiniteLogits, SlowReader
+from lanes.grammar import Grammar, Grammars
 from lanes.outbox import End, Outbox
 from lanes.request import Request
 from lanes.runner import Logits, Runner
@@ -88,6 +89,7 @@ class Engine:
         *,
         prefill_chunk_rows: int,
         drafter: Drafter | None = None,
+        grammars: Grammars | None = None,
         on_start: Callable[[], None] = lambda: None,
         on_change: Callable[[], None] = lambda: None,
         on_fatal: Callable[[], None] = lambda: None,
@@ -98,6 +100,7 @@ class Engine:
         self._published = counters.snapshot()
         self._chunk = prefill_chunk_rows
         self._drafter = drafter or Drafter(0)
+        self._grammars = grammars
         self._on_start = on_start
         self.on_change = on_change
         self.on_fatal = on_fatal
@@ -203,6 +206,10 @@ class Engine:
         self._watch.between()
         self._counters.requests += 1
         request = generation.request
+        try:
+            grammar = self._grammar(request)
+        except BadGrammar as error:
+            return "error", 0, error
         # The last token of an answer is never read back.
         tokens = len(request.prompt_ids) + request.new_tokens - 1
         generation.begun = self._runner.resume(request.prompt_ids, tokens, request.tenant_salt)
@@ -211,7 +218,7 @@ class Engine:
             logits = self._prefill(generation, slot)
             if logits is None:
                 return "cancelled", 0, None
-            return self._decode(generation, slot, logits)
+            return self._decode(generation, slot, logits, grammar)
         finally:
             self._runner.end(slot)
 
@@ -242,8 +249,17 @@ class Engine:
             self._publish()
         return logits
 
-    def _decode(self, generation: Generation, slot: int, logits: Logits) -> tuple[str, int, LaneError | None]:
-        answer = Answer(generation.request, logits.shape[1])
+    def _grammar(self, request: Request) -> Grammar | None:
+        if not request.grammar:
+            return None
+        if self._grammars is None:
+            raise BadGrammar("this lane has no grammars")
+        return self._grammars.begin(request.grammar, request.replayed_ids, sorted(request.stop_ids))
+
+    def _decode(
+        self, generation: Generation, slot: int, logits: Logits, grammar: Grammar | None
+    ) -> tuple[str, int, LaneError | None]:
+        answer = Answer(generation.request, logits.shape[1], grammar)
         drafting = self._drafter.begin(generation.request)
         emitted = self._emit(generation, answer, drafting, logits, ())
         while not emitted.reason:
@@ -280,7 +296,10 @@ class Engine:
         for right, (row, draft) in enumerate(zip(logits, (*drafts, None), strict=True)):
             if generation.cancelled():
                 return Emitted("cancelled", right, right)
-            token = answer.draw(row)
+            try:
+                token = answer.draw(row)
+            except BadGrammar as error:
+                return Emitted("error", right, right, error)
             if not generation.outbox.put(token, generation.cancelled, limits.SLOW_READER_S):
                 return Emitted("error", right, right, SlowReader("the client stopped reading"))
             answer.sent += 1

@@ -10,6 +10,7 @@
     │   ├── ContextExceeded          context_length_exceeded
     │   ├── TokenOutOfRange          token_out_of_range
     │   ├── BadSampling              bad_sampling
+    │   ├── BadGrammar               bad_grammar              no    also while it runs: its bounds were exceeded
     │   └── TooManyStopIds           too_many_stop_ids
     ├── TraceRefused             bad_trace                no    a file is no routing trace
     ├── BadProtocolVersion           bad_protocol_version     no
@@ -95,6 +96,12 @@ class BadSampling(RequestError):
     """A sampling value is not a number or out of its range."""
 
     code = "bad_sampling"
+
+
+class BadGrammar(RequestError):
+    """The grammar cannot be used, or outgrew its bounds while the answer was made."""
+
+    code = "bad_grammar"
 
 
 class TooManyStopIds(RequestError):

@@ -24,6 +24,8 @@ MAX_SOCKET_PATH_BYTES = 107
 # state
 MAX_CHECKPOINT_HINTS = 64  # of a request
 MAX_TENANT_SALT_BYTES = 64
+MAX_GRAMMAR_BYTES = 1 << 20
+MAX_TOKENIZER_BYTES = 1 << 28  # of the pack, for grammars
 MAX_RESIDENTS = 256  # conversations in a lane's memory
 MAX_CHECKPOINTS = 32  # of one conversation; the ones that save the fewest tokens give way
 PREFIXES = 1 << 16  # that a lane tells of; the ones it knows longest are left out first

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 from laneproto.v1 import lane_pb2 as pb
 from lanes import limits
-from lanes.errors import BadSampling, ContextExceeded, EmptyPrompt, RequestError, TokenOutOfRange, TooManyStopIds
+from lanes.errors import (
+    BadGrammar,
+    BadSampling,
+    ContextExceeded,
+    EmptyPrompt,
+    RequestError,
+    TokenOutOfRange,
+    TooManyStopIds,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,12 @@ class Request:
     replayed_tokens: int = 0
     checkpoint_positions: tuple[int, ...] = ()  # numbers of prompt tokens, ascending
     tenant_salt: bytes = b""
+    grammar: str = ""  # what the output may be; empty: anything
+
+    @property
+    def replayed_ids(self) -> tuple[int, ...]:
+        """Output that another lane has sent."""
+        return self.prompt_ids[len(self.prompt_ids) - self.replayed_tokens :]
 
     @property
     def new_tokens(self) -> int:
@@ -98,6 +112,7 @@ def parse(message: pb.GenerateRequest, bounds: Bounds) -> Request:
         replayed_tokens=message.replayed_tokens,
         checkpoint_positions=tuple(message.checkpoint_positions),
         tenant_salt=message.tenant_salt,
+        grammar=message.grammar,
     )
 
 
@@ -119,6 +134,8 @@ def _check_state(message: pb.GenerateRequest) -> None:
         positions and positions[-1] > len(message.prompt_ids)
     ):
         raise RequestError("checkpoint_positions: ascending numbers of prompt tokens, from 1 on")
+    if len(message.grammar.encode()) > limits.MAX_GRAMMAR_BYTES:
+        raise BadGrammar(f"grammar: over {limits.MAX_GRAMMAR_BYTES} bytes")
     if len(message.tenant_salt) > limits.MAX_TENANT_SALT_BYTES:
         raise RequestError(f"tenant_salt: {len(message.tenant_salt)} bytes, at most {limits.MAX_TENANT_SALT_BYTES}")
 

@@ -26,6 +26,7 @@ from lanes.experts.cache import ExpertCache
 from lanes.experts.native import ExpertKernel
 from lanes.experts.store import ExpertStore
 from lanes.experts.trace import TraceHeader, TraceWriter, trace_path
+from lanes.grammar import Grammars
 from lanes.models import load_model
 from lanes.runner import ModelRunner
 from lanes.state.conversations import Conversations
@@ -157,6 +158,7 @@ def assemble(config: LaneConfig) -> Lane:
             counters,
             prefill_chunk_rows=config.prefill_chunk_rows,
             drafter=Drafter(drafts, runner.guess if draft_layer else None),
+            grammars=Grammars(config.pack / "tokenizer.json", spec.vocab, spec.eos_ids),
             on_start=lambda: settle_thread(config),
         )
         identity = Identity(

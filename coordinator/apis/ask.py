@@ -14,6 +14,7 @@ from coordinator import limits
 from coordinator.errors import BadRequest, OutOfRange
 from coordinator.sampling import Wanted
 from coordinator.text.conversation import EFFORTS, Conversation, Thinking, Tool
+from coordinator.text.grammar import Bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +35,8 @@ class ChatAsk:
     include_usage: bool = False
     calls: bool = True  # what looks like a call is one
     parallel: bool = True  # more than one call
+    bound: Bound | None = None  # what the answer must be
     session_hint: str | None = None  # of the body, for clients that send no header
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Which tools may, must or must not be called. `names` None: any."""
-
-    may: bool = True
-    must: bool = False
-    names: tuple[str, ...] | None = None
 
 
 def check_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]:
@@ -67,6 +60,22 @@ def parse_arguments(arguments: str, param: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise BadRequest("arguments must be a JSON object", param=param)
     return value
+
+
+def parse_bound(
+    schema: Any, schema_param: str, tools: Sequence[Tool], must: bool, name: str | None, choice_param: str
+) -> Bound | None:
+    """What the answer must be: a call (of the tool of that name), else JSON of the schema, else anything (None)."""
+    if not must:
+        if schema is None:
+            return None
+        if not isinstance(schema, dict):
+            raise BadRequest("a schema is an object", param=schema_param)
+        return Bound(schema_param, schema)
+    names = tuple(tool.name for tool in tools if name in (None, tool.name))
+    if not names:
+        raise BadRequest("there is no such tool" if tools else "needs tools", param=choice_param)
+    return Bound(choice_param, must_call=names)
 
 
 def parse_effort(word: str | None, param: str) -> Thinking:

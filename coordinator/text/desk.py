@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 from coordinator import limits
@@ -17,9 +18,11 @@ from coordinator.text.answer_parser import AnswerParser
 from coordinator.text.chat_format import ChatFormat
 from coordinator.text.conversation import Conversation
 from coordinator.text.detokenizer import Detokenizer
+from coordinator.text.grammar import Bound, write_grammar
 from coordinator.text.renderer import (
     IM_END,
     IM_START,
+    THINK_END,
     Marker,
     PlainText,
     Segment,
@@ -55,6 +58,20 @@ class TextDesk:
             size, limits.INLINE_ENCODE_CHARS, lambda: list(render(conversation, self.chat_format))
         )
         return await self._encode(segments, context_tokens, param="messages")
+
+    async def bind(self, conversation: Conversation, bound: Bound, *, parallel: bool) -> tuple[Conversation, str]:
+        """The conversation and the grammar of its answer. Thinking is left out where no token ends it."""
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise TokenizerMissing("this model was packed without a tokenizer", param=bound.param)
+        if tokenizer.special(THINK_END) is None:
+            conversation = replace(conversation, thinking=replace(conversation.thinking, on=False))
+        in_reasoning, tools = opens_reasoning(conversation, self.chat_format), conversation.tools
+        grammar = await asyncio.get_running_loop().run_in_executor(
+            self._threads,
+            lambda: write_grammar(bound, tools, tokenizer, in_reasoning=in_reasoning, parallel=parallel),
+        )
+        return conversation, grammar
 
     def parser(self, conversation: Conversation, *, calls: bool) -> AnswerParser:
         """For one answer; without `calls`, what looks like a call is text."""

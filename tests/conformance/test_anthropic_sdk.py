@@ -169,3 +169,16 @@ async def test_a_client_that_leaves_frees_the_lane(tmp_path: Path) -> None:
             async for _ in stream:
                 break
         await until(lambda: not cluster.lanes[0].busy, 60)
+
+
+async def test_structured_output_and_forced_calls_carry_a_grammar(tmp_path: Path) -> None:
+    async with served(tmp_path, '{"n": 5}<|im_end|>') as (cluster, client):
+        config: Any = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+        message = await client.messages.create(**ASK, output_config=config)
+        assert message.content[0].text == '{"n": 5}'
+        assert "%json" in cluster.lanes[0].requests[-1].grammar
+        for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
+            await client.messages.create(**ASK, tools=[TOOL], tool_choice=choice)
+            assert "weather" in cluster.lanes[0].requests[-1].grammar
+        with pytest.raises(anthropic.BadRequestError):
+            await client.messages.create(**ASK, tools=[TOOL], tool_choice={"type": "tool", "name": "other"})

@@ -160,3 +160,26 @@ async def test_responses_that_end_early(tmp_path: Path) -> None:
         stream = await client.responses.create(model="qwen", input="x", stream=True)
         kinds = [event.type async for event in stream]
         assert kinds[-1] == "response.failed"
+
+
+async def test_structured_output_and_forced_calls_carry_a_grammar(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    async with served(tmp_path, '</think>{"n": 5}<|im_end|>') as (cluster, client):
+        wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+        answer = await client.chat.completions.create(model="qwen", messages=HELLO, response_format=wanted)
+        assert json.loads(answer.choices[0].message.content) == {"n": 5}
+        assert "%json" in cluster.lanes[0].requests[-1].grammar
+        text: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+        response = await client.responses.create(model="qwen", input="x", text=text)
+        assert json.loads(response.output_text) == {"n": 5}
+        assert cluster.lanes[0].requests[-1].grammar
+        cluster.lanes[0].script_next(tokens=spelt(TURN))
+        for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+            await client.chat.completions.create(model="qwen", messages=HELLO, tools=[TOOL], tool_choice=choice)
+            assert "weather" in cluster.lanes[0].requests[-1].grammar
+        await client.chat.completions.create(model="qwen", messages=HELLO, tools=[TOOL])
+        assert not cluster.lanes[0].requests[-1].grammar
+        wanted["json_schema"]["schema"] = {"type": "nonsense"}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(model="qwen", messages=HELLO, response_format=wanted)
+        assert caught.value.param == "response_format"

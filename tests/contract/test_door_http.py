@@ -217,7 +217,7 @@ async def test_models_and_health(tmp_path: Path) -> None:
         (CHAT, {"messages": []}, "invalid_request", "messages"),
         (CHAT, {"messages": HELLO, "max_completion_tokens": -3}, "out_of_range", "max_completion_tokens"),
         (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "invalid_request", "tools.0.function"),
-        (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "unsupported", "response_format"),
+        (CHAT, {"messages": HELLO, "response_format": {"type": "x"}}, "invalid_request", "response_format.type"),
         (CHAT, {"messages": [{"role": "user", "content": "w " * 64}]}, "context_length_exceeded", "messages"),
         (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "out_of_range", "top_logprobs"),
     ],

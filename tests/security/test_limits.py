@@ -131,6 +131,7 @@ AT = {
     "coordinator.QUEUE_TENANT_REQUESTS": lambda n: filled(n, Tenant("t")),
     "lanes.MAX_REQUEST_ID_CHARACTERS": lambda n: sent(request_id="x" * n),
     "lanes.MAX_CHECKPOINT_HINTS": lambda n: sent(prompt_ids=[1] * n, checkpoint_positions=range(1, n + 1)),
+    "lanes.MAX_GRAMMAR_BYTES": lambda n: sent(grammar="x" * n),
     "lanes.MAX_TENANT_SALT_BYTES": lambda n: sent(tenant_salt=b"x" * n),
     "lanes.MAX_STOP_IDS": lambda n: sent(stop_ids=range(n)),
     "lanes.MAX_TOP_LOGPROBS": lambda n: sent(logprobs=True, top_logprobs=n),
@@ -284,6 +285,8 @@ ELSEWHERE = {
     "coordinator.GENERATION_CONFIG_BYTES": "unit/test_generation_config.py::test_size_at_the_limit",
     "coordinator.CLIENT_REQUEST_ID_CHARS":
         "contract/test_door_http.py::test_ids_are_the_servers_and_the_clients_is_only_echoed",
+    "lanes.MAX_TOKENIZER_BYTES": "unit/test_grammar.py::test_a_tokenizer_over_the_limit_is_not_read",
+    "coordinator.GRAMMAR_BYTES": "unit/test_grammar.py::test_schemas_are_bounded",
     "coordinator.CHAT_TEMPLATE_BYTES": "unit/test_chat_format.py::test_a_file_over_the_limit_is_not_read",
     "coordinator.TOKENIZER_FILE_BYTES": "unit/test_tokenizer.py::test_a_file_over_the_limit_is_not_read",
     "coordinator.TOKENIZER_IDS": "unit/test_tokenizer.py::test_the_greatest_id",

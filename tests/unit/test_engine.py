@@ -3,12 +3,15 @@ import threading
 
 import pytest
 
+from coordinator.text.tokenizer import Tokenizer
 from lanes import limits
 from lanes.counters import Counters
 from lanes.engine import Engine
 from lanes.errors import Busy, Draining
+from lanes.grammar import Grammars
 from lanes.outbox import End, Outbox
 from lanes.request import Request, Sampling
+from tests.fakes.doors import thinking_dir
 from tests.fakes.runner import VOCAB, FakeRunner, next_token
 
 
@@ -319,3 +322,17 @@ async def test_state_is_opened_for_exactly_what_can_be_read_back(case):
 
 async def test_the_fake_model_is_in_range():
     assert all(0 <= next_token(t, p) < VOCAB for t in range(VOCAB) for p in range(5))
+
+
+async def test_a_grammar_binds_the_answer_and_a_bad_one_ends_only_its_request(case):
+    case.engine._grammars = Grammars(thinking_dir() / "tokenizer.json", VOCAB, (2,))
+    bound = request(max_tokens=60, grammar='start: "AB" | "BA"', stop_ids=frozenset({2}))
+    tokens, end = await case.run(bound)
+    assert end.reason == "stop"
+    tokenizer = Tokenizer.load(thinking_dir())
+    assert b"".join(tokenizer.token_bytes(t.id) for t in tokens) in (b"AB", b"BA")
+    _, end = await case.run(request(grammar="start: ("))
+    assert (end.reason, end.error_code) == ("error", "bad_grammar")
+    tokens, end = await case.run(request())
+    assert [t.id for t in tokens] == expected((1, 2, 3, 4, 5), 6)
+    assert not case.fatal.is_set()

@@ -146,7 +146,7 @@ def test_wrong_types_are_named(fields: dict[str, Any], param: str) -> None:
     ("name", "value"),
     [
         ("n", 2), ("n", 0), ("functions", [{}]),
-        ("response_format", {"type": "json_object"}), ("best_of", 2), ("modalities", ["audio"]), ("audio", {}),
+        ("best_of", 2), ("modalities", ["audio"]), ("audio", {}),
         ("chat_template", "x"), ("continue_final_message", True),
         ("add_generation_prompt", False), ("guided_json", {}), ("use_beam_search", True),
     ],

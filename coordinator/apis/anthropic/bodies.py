@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from pydantic import Field
+
 from coordinator import limits
-from coordinator.apis.ask import ChatAsk, check_tools, parse_effort
+from coordinator.apis.ask import ChatAsk, check_tools, parse_bound, parse_effort
 from coordinator.apis.json_body import List, Strict, check_length, parse_body
 from coordinator.errors import BadRequest, OutOfRange, Unsupported
 from coordinator.sampling import Wanted
@@ -64,11 +66,18 @@ class ThinkingConfig(Strict):
     type: Literal["enabled", "adaptive", "disabled"]
 
 
+class OutputFormat(Strict):
+    """What the text is to be."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
 class OutputConfig(Strict):
     """How to answer."""
 
     effort: str | None = None
-    format: Any = None
+    format: OutputFormat | None = None
 
 
 class MessagesBody(Strict):
@@ -94,18 +103,19 @@ class MessagesBody(Strict):
             raise BadRequest("at least one message is required", param="messages")
         if self.messages[-1].role == "assistant":
             raise Unsupported("an answer cannot be begun by the client", param=f"messages.{len(self.messages) - 1}")
-        if self.output_config is not None and self.output_config.format is not None:
-            raise Unsupported("output_config.format is not supported", param="output_config.format")
         choice = self.tool_choice or ToolChoice(type="auto")
-        if choice.type in ("any", "tool"):
-            raise Unsupported("only auto and none are supported", param="tool_choice.type")
+        tools = () if choice.type == "none" else self._tools()
+        wanted = self.output_config.format if self.output_config else None
+        schema = None if wanted is None else wanted.schema_
+        must, named = choice.type in ("any", "tool"), (choice.name or "") if choice.type == "tool" else None
         return ChatAsk(
             model=self.model,
-            conversation=Conversation(self._turns(), () if choice.type == "none" else self._tools(), self._thinking()),
+            conversation=Conversation(self._turns(), tools, self._thinking()),
             wanted=Wanted(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p),
             max_tokens=self.max_tokens,
             stops=tuple(self.stop_sequences or ()),
             stream=bool(self.stream),
+            bound=parse_bound(schema, "output_config.format.schema", tools, must, named, "tool_choice"),
             parallel=choice.disable_parallel_tool_use is not True,
         )
 

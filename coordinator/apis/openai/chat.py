@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import pydantic
+from pydantic import Field
 
 from coordinator import limits
-from coordinator.apis.ask import ChatAsk, Choice, check_tools, parse_arguments, parse_effort
+from coordinator.apis.ask import ChatAsk, check_tools, parse_arguments, parse_bound, parse_effort
 from coordinator.apis.json_body import List, Strict, check_length
 from coordinator.apis.openai.bodies import Body, parse_common
 from coordinator.errors import BadRequest, OutOfRange, Unsupported
@@ -19,7 +20,6 @@ from coordinator.text.conversation import ChatMessage, Conversation, Role, Think
 _REFUSALS: dict[str, tuple[object, ...]] = {
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
     "audio": (None,),
     "prediction": (None,),
@@ -143,6 +143,19 @@ class TemplateOptions(Strict):
     reasoning_effort: str | None = None
 
 
+class NamedSchema(Strict):
+    """A JSON schema."""
+
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class ResponseFormat(Strict):
+    """What the text is to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
 class ChatBody(Body):
     """POST /v1/chat/completions."""
 
@@ -150,6 +163,7 @@ class ChatBody(Body):
     tools: List[DeclaredTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateOptions | None = None
     logprobs: bool | None = None
@@ -162,14 +176,14 @@ class ChatBody(Body):
             raise BadRequest("at least one message is required", param="messages")
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs needs logprobs", param="top_logprobs")
-        choice = self._choice()
-        if choice.must:
-            raise Unsupported("only none and auto are supported", param="tool_choice")
+        tools = () if self.tool_choice == "none" else self._tools(value)
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        must = named is not None or self.tool_choice == "required"
         messages = [message.checked(place) for place, message in enumerate(self.messages)]
         max_tokens, max_tokens_param = self.most_tokens
         return ChatAsk(
             model=self.model,
-            conversation=Conversation(messages, self._tools(value) if choice.may else (), self._thinking()),
+            conversation=Conversation(messages, tools, self._thinking()),
             wanted=self.wanted(),
             max_tokens=max_tokens,
             max_tokens_param=max_tokens_param,
@@ -181,6 +195,7 @@ class ChatBody(Body):
             stream=bool(self.stream),
             include_usage=self.include_usage,
             parallel=self.parallel_tool_calls is not False,
+            bound=parse_bound(self._schema(), "response_format", tools, must, named, "tool_choice"),
             session_hint=self.prompt_cache_key,
         )
 
@@ -192,21 +207,15 @@ class ChatBody(Body):
             ]
         )
 
-    def _choice(self) -> Choice:
-        names = {tool.function.name for tool in self.tools or ()}
-        match self.tool_choice:
-            case None | "auto":
-                return Choice()
-            case "none":
-                return Choice(may=False)
-            case "required":
-                if not names:
-                    raise BadRequest("tool_choice needs tools", param="tool_choice")
-                return Choice(must=True)
-            case NamedTool(function=function):
-                if function.name not in names:
-                    raise BadRequest("tool_choice names no tool", param="tool_choice")
-                return Choice(must=True, names=(function.name,))
+    def _schema(self) -> Any:
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.type == "json_object":
+            return {"type": "object"}
+        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+            raise BadRequest("a schema is required", param="response_format.json_schema.schema")
+        return wanted.json_schema.schema_
 
     def _thinking(self) -> Thinking:
         options = self.chat_template_kwargs or TemplateOptions()

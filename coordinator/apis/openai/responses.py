@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import Field
+
 from coordinator import limits
-from coordinator.apis.ask import ChatAsk, check_tools, parse_arguments, parse_effort
+from coordinator.apis.ask import ChatAsk, check_tools, parse_arguments, parse_bound, parse_effort
 from coordinator.apis.json_body import List, Strict, check_length, parse_body, refuse_unsupported
 from coordinator.errors import BadRequest, OutOfRange, Unsupported
 from coordinator.sampling import Wanted
@@ -80,7 +82,8 @@ class ReasoningOptions(Strict):
 class TextFormat(Strict):
     """The form of the text."""
 
-    type: str
+    type: Literal["text", "json_object", "json_schema"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class TextOptions(Strict):
@@ -110,10 +113,9 @@ class ResponsesBody(Strict):
 
     def ask(self) -> ChatAsk:
         """What is asked."""
-        if self.text is not None and self.text.format is not None and self.text.format.type != "text":
-            raise Unsupported("only plain text is supported", param="text.format")
-        if self.tool_choice not in (None, "auto", "none"):
-            raise Unsupported("only auto and none are supported", param="tool_choice")
+        tools = () if self.tool_choice == "none" else self.own_tools()
+        named = (self.tool_choice.name or "") if isinstance(self.tool_choice, NamedTool) else None
+        must = named is not None or self.tool_choice == "required"
         messages = self._messages()
         if not messages:
             raise BadRequest("input is empty", param="input")
@@ -121,7 +123,7 @@ class ResponsesBody(Strict):
             model=self.model,
             conversation=Conversation(
                 messages,
-                () if self.tool_choice == "none" else self.own_tools(),
+                tools,
                 parse_effort(self.reasoning.effort if self.reasoning else None, "reasoning.effort"),
             ),
             wanted=Wanted(temperature=self.temperature, top_p=self.top_p),
@@ -129,6 +131,7 @@ class ResponsesBody(Strict):
             max_tokens_param="max_output_tokens",
             stream=bool(self.stream),
             parallel=self.parallel_tool_calls is not False,
+            bound=parse_bound(self._schema(), "text.format", tools, must, named, "tool_choice"),
             session_hint=self.prompt_cache_key,
         )
 
@@ -151,6 +154,16 @@ class ResponsesBody(Strict):
                 if tool.type in ("function", "custom")
             ]
         )
+
+    def _schema(self) -> Any:
+        wanted = self.text.format if self.text else None
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.type == "json_object":
+            return {"type": "object"}
+        if wanted.schema_ is None:
+            raise BadRequest("a schema is required", param="text.format.schema")
+        return wanted.schema_
 
     def _messages(self) -> list[ChatMessage]:
         gathered = _Gathered()

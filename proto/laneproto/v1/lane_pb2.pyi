@@ -267,7 +267,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "max_tokens", "sampling", "stop_ids", "logprobs", "top_logprobs", "replayed_tokens", "checkpoint_positions", "tenant_salt")
+    __slots__ = ("request_id", "prompt_ids", "max_tokens", "sampling", "stop_ids", "logprobs", "top_logprobs", "replayed_tokens", "checkpoint_positions", "tenant_salt", "grammar")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +278,7 @@ class GenerateRequest(_message.Message):
     REPLAYED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     max_tokens: int
@@ -288,7 +289,8 @@ class GenerateRequest(_message.Message):
     replayed_tokens: int
     checkpoint_positions: _containers.RepeatedScalarFieldContainer[int]
     tenant_salt: bytes
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., replayed_tokens: _Optional[int] = ..., checkpoint_positions: _Optional[_Iterable[int]] = ..., tenant_salt: _Optional[bytes] = ...) -> None: ...
+    grammar: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., replayed_tokens: _Optional[int] = ..., checkpoint_positions: _Optional[_Iterable[int]] = ..., tenant_salt: _Optional[bytes] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("accepted", "tokens", "finished")

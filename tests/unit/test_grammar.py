@@ -1,0 +1,165 @@
+"""Grammars as the coordinator writes them, kept by the lane's masks on rows of random logits."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from coordinator import limits as door
+from coordinator.errors import BadRequest, OutOfRange
+from coordinator.text.answer_parser import AnswerParser, Content, Reasoning
+from coordinator.text.conversation import Tool, ToolCall
+from coordinator.text.grammar import Bound, write_grammar
+from coordinator.text.tokenizer import Tokenizer
+from lanes import limits
+from lanes.answer import Answer
+from lanes.errors import BadGrammar
+from lanes.grammar import Grammars
+from lanes.request import Request, Sampling
+from tests.fakes.doors import VOCAB_SIZE, thinking_dir
+
+SCHEMA = {
+    "type": "object", "properties": {"n": {"type": "integer", "maximum": 99}, "ok": {"type": "boolean"}},
+    "required": ["n", "ok"], "additionalProperties": False,
+}  # fmt: skip
+TOOLS = [Tool.of("look", "d", SCHEMA), Tool.of('odd"name', None, {"type": "object", "additionalProperties": False})]
+TOKENIZER = Tokenizer.load(thinking_dir())
+END, THINK_END = 2, 4
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    return Grammars(thinking_dir() / "tokenizer.json", VOCAB_SIZE + 16, (END,))
+
+
+def write(bound, tools=(), **options):
+    return write_grammar(bound, tools, TOKENIZER, **{"in_reasoning": False, "parallel": True, **options})
+
+
+def answer(grammars, grammar, seed, *, most=400, cut=0, sampling=None):
+    """The tokens of an answer to random logits; after `cut` of them another lane goes on."""
+    rows = np.random.default_rng(seed).standard_normal((most, VOCAB_SIZE + 16)).astype(np.float32)
+    rows[:, (END, THINK_END)] += 3.0
+    output = []
+
+    def begin():
+        request = Request(
+            "r", (1, *output), most + len(output), sampling or Sampling(1.0, seed=seed), frozenset({END}),
+            replayed_tokens=len(output), grammar=grammar,
+        )  # fmt: skip
+        return Answer(request, VOCAB_SIZE + 16, grammars.begin(grammar, request.replayed_ids, [END]))
+
+    drawing = begin()
+    while len(output) < most:
+        if cut and len(output) == cut:
+            drawing = begin()
+        output.append(drawing.draw(rows[len(output)]).id)
+        if drawing.end():
+            break
+    return output
+
+
+def text_of(ids):
+    assert TOKENIZER is not None
+    return b"".join(map(TOKENIZER.token_bytes, ids)).decode()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_answer_is_json_of_the_schema(grammars, seed):
+    ids = answer(grammars, write(Bound("f", SCHEMA)), seed)
+    assert ids[-1] == END
+    value = json.loads(text_of(ids))
+    assert set(value) == {"n", "ok"}
+    assert type(value["n"]) is int
+    assert value["n"] <= 99
+
+
+def test_without_a_grammar_the_same_rows_are_no_json(grammars):
+    assert text_of(answer(grammars, "start: /(.|\\n)*/", 0))[:1] != "{"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_answer_is_a_call_after_the_reasoning(grammars, seed):
+    bound = Bound("f", must_call=tuple(tool.name for tool in TOOLS))
+    grammar = write(bound, TOOLS, in_reasoning=True, parallel=False)
+    ids = answer(grammars, grammar, seed)
+    parser = AnswerParser({tool.name: tool for tool in TOOLS}, in_reasoning=True, thinks=True)
+    parts = [*parser.feed(text_of(ids)), *parser.flush()]
+    calls = [part for part in parts if isinstance(part, ToolCall)]
+    assert len(calls) == 1
+    assert not [part for part in parts if isinstance(part, Content)]
+    assert all(isinstance(part, Reasoning | ToolCall) for part in parts)
+    if calls[0].name == "look":
+        assert set(calls[0].arguments) == {"n", "ok"}
+    else:
+        assert calls == [ToolCall('odd"name', {})]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_replay_goes_on_as_the_lost_lane_would_have(grammars, seed):
+    grammar = write(Bound("f", SCHEMA))
+    whole = answer(grammars, grammar, seed)
+    for cut in random.Random(seed).sample(range(1, len(whole)), 2):
+        assert answer(grammars, grammar, seed, cut=cut) == whole
+
+
+def test_one_tool_of_several(grammars):
+    for seed in range(4):
+        ids = answer(grammars, write(Bound("f", must_call=("look",)), TOOLS, parallel=False), seed)
+        assert '"name": "look"' in text_of(ids)
+
+
+def test_a_least_length_yields_to_the_grammar(grammars):
+    ids = answer(grammars, write(Bound("f", {"const": 7})), 0, sampling=Sampling(min_tokens=50))
+    assert json.loads(text_of(ids)) == 7
+
+
+def test_json_or_a_call_when_both_may_come(grammars):
+    grammar = write(Bound("f", {"const": 7}), TOOLS)
+    kinds = {text_of(answer(grammars, grammar, seed)).strip()[:1] for seed in range(20)}
+    assert kinds == {"7", "<"}
+
+
+@pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"$ref": "#/none"}, {"pattern": "(", "type": "string"}])
+def test_a_schema_that_cannot_be_kept_is_the_clients_error(schema):
+    with pytest.raises(BadRequest) as caught:
+        write(Bound("response_format", schema))
+    assert caught.value.param == "response_format"
+
+
+def test_schemas_are_bounded(monkeypatch):
+    grammar = write(Bound("f", SCHEMA))
+    assert door.GRAMMAR_BYTES <= limits.MAX_GRAMMAR_BYTES
+    monkeypatch.setattr(door, "GRAMMAR_BYTES", len(grammar))
+    write(Bound("f", SCHEMA))
+    monkeypatch.setattr(door, "GRAMMAR_BYTES", len(grammar) - 1)
+    with pytest.raises(OutOfRange):
+        write(Bound("f", SCHEMA))
+
+
+def test_what_a_client_names_stays_a_name(grammars):
+    evil = 'x"\nstart: /.*/\n"'
+    grammar = write(Bound("f", must_call=(evil,)), [Tool.of(evil, None, {"const": {}})])
+    assert grammar.count("\nstart:") == 0
+    assert json.loads(text_of(answer(grammars, grammar, 1)).split("\n")[1])["name"] == evil
+
+
+@pytest.mark.parametrize("grammar", ["start: (", "start: nothing", "%json", "x" * 100])
+def test_a_lane_refuses_what_is_no_grammar(grammars, grammar):
+    with pytest.raises(BadGrammar):
+        grammars.begin(grammar, (), [END])
+    with pytest.raises(BadGrammar):
+        grammars.begin(write(Bound("f", SCHEMA)), (60, 61, 62), [END])
+
+
+def test_a_tokenizer_over_the_limit_is_not_read(tmp_path, monkeypatch):
+    file = tmp_path / "tokenizer.json"
+    file.write_bytes((thinking_dir() / "tokenizer.json").read_bytes())
+    monkeypatch.setattr(limits, "MAX_TOKENIZER_BYTES", file.stat().st_size)
+    Grammars(file, VOCAB_SIZE, (END,)).begin('start: "a"', (), [END])
+    monkeypatch.setattr(limits, "MAX_TOKENIZER_BYTES", file.stat().st_size - 1)
+    with pytest.raises(BadGrammar):
+        Grammars(file, VOCAB_SIZE, (END,)).begin('start: "a"', (), [END])
+    with pytest.raises(BadGrammar):
+        Grammars(tmp_path / "none", VOCAB_SIZE, (END,)).begin('start: "a"', (), [END])
