@@ -22,8 +22,9 @@ from coordinator.service import run_coordinator
 @click.option("--pack", required=True, type=click.Path(path_type=Path), help="The pack, for its tokenizer.")
 @click.option("--http", required=True, metavar="HOST:PORT")
 @click.option("--grpc", required=True, metavar="HOST:PORT|unix:PATH")
-@click.option("--page", metavar="HOST:PORT", help="Open /metrics there.")
+@click.option("--page", metavar="HOST:PORT", help="Open the page and /metrics there.")
 @click.option("--owner", type=click.Path(path_type=Path), help="The owner's socket, for the page.")
+@click.option("--trace-requests", type=click.Path(path_type=Path), help="A directory for traces of requests.")
 @click.option("--drain-s", type=float, default=10.0, help="How long running answers may go on after SIGTERM.")
 @click.option("--log-json", is_flag=True)
 def command(
@@ -33,13 +34,21 @@ def command(
     grpc: str,
     page: str | None,
     owner: Path | None,
+    trace_requests: Path | None,
     drain_s: float,
     log_json: bool,
 ) -> None:
     """Requests to lanes: doors, queue, placement, and the restarts of lanes and owner."""
     configure_logging(json_lines=log_json, process="coordinator")
     config = CoordinatorConfig(
-        supervisor, pack, Address.parse(http), Address.parse(grpc), drain_s, parse_page(page) if page else None, owner
+        supervisor,
+        pack,
+        Address.parse(http),
+        Address.parse(grpc),
+        drain_s,
+        parse_page(page) if page else None,
+        owner,
+        trace_requests,
     )
     asyncio.run(run_coordinator(config))
 

@@ -81,7 +81,7 @@ class Answer:
         due = self._due.popleft()
         if isinstance(due, Final):
             reason = lane_pb2.FinishReason.Name(due.reason).removeprefix("FINISH_REASON_").lower()
-            self.generation.timeline.ended(reason)
+            self.generation.timeline.ended(reason, due.usage.cached_tokens)
         return due
 
     def usage(self) -> lane_pb2.Usage:

@@ -89,6 +89,7 @@ class ServeConfig:
     drain_s: float
     start_timeout_s: float
     park_bytes: int = 0  # of the host's pool for parked conversations
+    trace_requests: Path | None = None  # a directory for traces of requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class CoordinatorConfig:
     drain_s: float
     page: Address | None = None
     owner_socket: Path | None = None  # of the region's owner
+    trace_requests: Path | None = None  # a directory
 
     @property
     def run_dir(self) -> Path:

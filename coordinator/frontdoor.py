@@ -27,6 +27,7 @@ from coordinator.doors.listen import ProtocolLog, listen_http
 from coordinator.errors import BadAddress
 from coordinator.generation_config import GenerationConfig
 from coordinator.grpc_server import start_server
+from coordinator.journal import Journal
 from coordinator.lane_view import Roster
 from coordinator.serving import Serving
 from coordinator.stats import Recorder
@@ -64,6 +65,7 @@ async def start_doors(
     grpc_at: Address,
     queue_requests: int = limits.QUEUE_REQUESTS,
     recorder: Recorder | None = None,
+    journal: Journal | None = None,
 ) -> Doors:
     """Opens both doors. `tokenizer_dir` holds the pack's tokenizer and generation config, or none of them.
 
@@ -73,7 +75,7 @@ async def start_doors(
     generation = await asyncio.to_thread(GenerationConfig.load, tokenizer_dir)
     chat_format = await asyncio.to_thread(ChatFormat.load, tokenizer_dir)
     dispatcher = Dispatcher(roster, queue_bound=queue_requests)
-    serving = Serving(roster, dispatcher, TextDesk(tokenizer, chat_format), generation, recorder)
+    serving = Serving(roster, dispatcher, TextDesk(tokenizer, chat_format), generation, recorder, journal)
     health = HealthFollower(roster, SERVICE)
     await health.follow()
     runner = _runner(serving)

@@ -110,8 +110,8 @@ class Generation:
             return
         if self.lane is None:
             self._begun_unread = True
-            self.timeline.accepted(len(self.request.prompt_ids))
             self._news.set()
+        self.timeline.accepted(len(self.request.prompt_ids), lane)
         self.lane = lane
 
     def completed(self) -> Ended | None:

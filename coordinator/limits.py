@@ -122,3 +122,20 @@ GRPC_MESSAGE_BYTES: Final = 8 * MIB
 GRPC_METADATA_BYTES: Final = 8 * KIB
 GRPC_STREAMS_PER_CONNECTION: Final = 128
 GRPC_CALLS: Final = 512
+
+# --- The page and traces ----------------------------------------------------------------------------------------------
+PAGE_SUBSCRIBERS: Final = 16  # that watch it live
+PAGE_SAMPLES: Final = 61  # of counters, for rates and curves
+PAGE_SAMPLE_S: Final = 1.0  # between two of them
+PAGE_RATE_S: Final = 5.0  # a rate is over that long
+PAGE_PAUSE_S: Final = 0.1  # at least, between two events of a stream
+PAGE_RECENT_S: Final = 300.0  # a typical first token is of those of that long
+PAGE_FAILURES: Final = 20  # the latest requests that failed
+PAGE_FIRST_TOKENS: Final = 256  # the latest ones
+PAGE_CHANGES: Final = 20  # the latest of lanes' states
+PAGE_QUEUE_ROWS: Final = 32  # of tenants' sessions that wait; the others are counted
+PAGE_NAME_CHARS: Final = 40  # of a session's name
+TRACE_STAMPS: Final = 1 << 16  # of one request's tokens; later ones have none
+TRACE_WAITING: Final = 1024  # lines for the disk; more are lost
+TRACE_FILE_BYTES: Final = 64 * MIB  # then another file
+TRACE_FILES: Final = 8  # the newest are kept

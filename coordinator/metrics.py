@@ -16,8 +16,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from coordinator.cluster_state import State
 from coordinator.errors import CoordinatorError
-from coordinator.metrics_state import State, families
+from coordinator.metrics_state import families
 from coordinator.metrics_vllm import aliases
 from coordinator.stats import COMPLETE, Door
 
@@ -92,6 +93,16 @@ class Metrics:
     def complete(self, seconds: float) -> None:
         """An answer ended by itself."""
         self._whole.observe(seconds)
+
+    def outcomes(self) -> dict[str, int]:
+        """Ended requests by outcome, whatever their door."""
+        counts: dict[str, int] = {}
+        for metric in self._requests.collect():
+            for sample in metric.samples:
+                if sample.name.endswith("_total"):
+                    outcome = sample.labels["outcome"]
+                    counts[outcome] = counts.get(outcome, 0) + int(sample.value)
+        return counts
 
     def render(self, state: State) -> bytes:
         """Everything, in `CONTENT_TYPE`."""

@@ -1,37 +1,24 @@
 """The metrics that are read when somebody asks: lanes, queue, region, model. Pure: a `State` in, metric families out.
 
-Not here: what is counted as it happens (metrics), where a State comes from (doors.page). Invariants: label values come
+Not here: what is counted as it happens (metrics), where a State comes from (page.gauges). Invariants: label values come
 from fixed lists, lane names and one pack; a lane counter that this file has no name for is shown under its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from coordinator.cluster_state import State
 from coordinator.lane_totals import FIELDS
-from coordinator.lane_view import LaneState, LaneView, ModelView
+from coordinator.lane_view import LaneState
 from coordinator.owner_status import OWNER_STATES, OwnerStatus
 
 LANE_STATES: Final = (*get_args(LaneState), "busy")
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """The cluster at one moment."""
-
-    lanes: Sequence[LaneView]
-    totals: Mapping[str, Mapping[str, int]]  # by lane: counts that never fall, and levels
-    running: Mapping[str, int]  # by lane: requests dispatched and not ended
-    queued: int
-    queue_limit: int
-    model: ModelView | None
-    owner: OwnerStatus | None  # None: it does not answer
-    owner_restarts: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
-from coordinator.metrics_state import State
+from coordinator.cluster_state import State
 from coordinator.stats import COMPLETE
 
 _LABELS: Final = ("model_name", "engine")

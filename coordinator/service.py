@@ -18,10 +18,12 @@ from coordinator.doors.admin import admin_door
 from coordinator.doors.page import start_page
 from coordinator.fleet_memory import FleetMemory
 from coordinator.frontdoor import Doors, start_doors
+from coordinator.journal import Journal
 from coordinator.metrics import Metrics
 from coordinator.operations import Operations
 from coordinator.roster import FleetRoster
 from coordinator.supervisor_client import SupervisorClient
+from coordinator.trace_writer import TraceWriter
 
 log = structlog.get_logger()
 
@@ -33,9 +35,22 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
     supervisor = SupervisorClient(config.supervisor)
     try:
         memory = FleetMemory(config.run_dir / "fleet.json")
-        async with FleetRoster(supervisor, owner_socket=config.owner_socket, memory=memory) as roster:
+        async with (
+            contextlib.AsyncExitStack() as ends,
+            FleetRoster(supervisor, owner_socket=config.owner_socket, memory=memory) as roster,
+        ):
             metrics = Metrics() if config.page else None
-            doors = await start_doors(roster, config.pack, http=config.http, grpc_at=config.grpc, recorder=metrics)
+            traces = TraceWriter.open(config.trace_requests) if config.trace_requests else None
+            if traces is not None:
+                ends.push_async_callback(asyncio.to_thread, traces.close)
+            doors = await start_doors(
+                roster,
+                config.pack,
+                http=config.http,
+                grpc_at=config.grpc,
+                recorder=metrics,
+                journal=Journal(traces.write if traces else None),
+            )
             operations = Operations(roster, doors.serving.dispatcher.running)
             async with (
                 _page(metrics, roster, doors, config),

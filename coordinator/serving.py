@@ -14,6 +14,7 @@ from coordinator.answer import Answer
 from coordinator.dispatch import Dispatcher
 from coordinator.errors import ModelNotFound, NoLane
 from coordinator.generation_config import GenerationConfig
+from coordinator.journal import Journal
 from coordinator.lane_view import LaneView, ModelView, Roster, is_hopeful
 from coordinator.request import Draft, check
 from coordinator.stats import Door, Recorder, Silent, Timeline
@@ -46,12 +47,14 @@ class Serving:
         text: TextDesk,
         generation: GenerationConfig | None = None,
         recorder: Recorder | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._roster = roster
         self.dispatcher = dispatcher
         self.text = text
         self.generation = generation or GenerationConfig()
         self.recorder = recorder or Silent()
+        self.journal = journal or Journal()
         self._model: ModelView | None = None
         self._unsubscribe = roster.subscribe(self._look)
         self._look()
@@ -104,5 +107,8 @@ class Serving:
         """Checks and queues. Raises `RequestError`, or `Refused` when there is no place or no lane."""
         request = check(draft, request_id=request_id, model=self.model())
         request = replace(request, checkpoints=self.text.boundaries(request.prompt_ids))
-        timeline = Timeline(self.recorder, door, time.monotonic)
-        return Answer(self.dispatcher.submit(request, timeline), self.text.detokenizer())
+        record = self.journal.record(request, door, time.monotonic())
+        timeline = Timeline(self.recorder, door, time.monotonic, record, self.journal.ended)
+        answer = Answer(self.dispatcher.submit(request, timeline), self.text.detokenizer())
+        self.journal.opened(record)
+        return answer

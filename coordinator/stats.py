@@ -1,10 +1,10 @@
 """What the request side tells about itself as it happens: the seam between those who serve and whoever counts.
 
     doors ────────────── refused before it was queued ──▶ Recorder
-    Generation, Answer ──▶ Timeline (one per request) ──▶ Recorder
+    Generation, Answer ──▶ Timeline (one per request) ──▶ Recorder, RequestRecord
 
-Not here: how it is kept or shown (metrics). Pure: the clock is an argument. Invariants: a request is recorded exactly
-once, with the end that its client saw; nothing recorded says who asked or what.
+Not here: how it is kept or shown (metrics, journal). Pure: the clock is an argument. Invariants: a request
+is recorded exactly once, with the end that its client saw; nothing that a Recorder gets says who asked or what.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
+from coordinator.request_record import RequestRecord
 from laneproto.v1 import lane_pb2
 
 Door = Literal["http", "grpc"]
@@ -62,34 +63,61 @@ class Silent:
 
 
 class Timeline:
-    """The times of one request, from the moment it was made."""
+    """The times of one request, from the moment it was made. With a record, they are kept there too."""
 
-    def __init__(self, recorder: Recorder, door: Door, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        door: Door,
+        clock: Callable[[], float],
+        record: RequestRecord | None = None,
+        on_end: Callable[[RequestRecord], None] = lambda record: None,
+    ) -> None:
         self._recorder, self._door, self._clock = recorder, door, clock
-        self._queued_at = clock()
+        self._queued_at = record.queued_s if record else clock()
+        self._record, self._on_end = record, on_end
         self._last_stamp_ns: int | None = None
-        self._ended = False
+        self._begun = self._ended = False
 
-    def accepted(self, prompt_tokens: int) -> None:
-        """A lane has begun with it."""
-        self._recorder.accepted(prompt_tokens, self._clock() - self._queued_at)
+    def accepted(self, prompt_tokens: int, lane: str = "") -> None:
+        """A lane has begun with it: the first one, or one that goes on where another was lost."""
+        now = self._clock()
+        if self._record is not None:
+            self._record.lanes.append((lane, self._record.tokens))
+            if not self._begun:
+                self._record.begun_s = now
+        if not self._begun:
+            self._begun = True
+            self._recorder.accepted(prompt_tokens, now - self._queued_at)
 
     def tokens(self, tokens: Sequence[lane_pb2.Token]) -> None:
         """More tokens came."""
         gaps_s = []
         for token in tokens:
             if self._last_stamp_ns is None:
-                self._recorder.first_token(self._clock() - self._queued_at)
+                now = self._clock()
+                self._recorder.first_token(now - self._queued_at)
+                if self._record is not None:
+                    self._record.first_token_s = now
             else:
                 gaps_s.append(max(0, token.stamp_ns - self._last_stamp_ns) / 1e9)
             self._last_stamp_ns = token.stamp_ns
         self._recorder.tokens(len(tokens), gaps_s)
+        if (record := self._record) is not None:
+            record.tokens += len(tokens)
+            if record.stamps_ns is not None:
+                room = record.stamps_limit - len(record.stamps_ns)
+                record.stamps_ns.extend(token.stamp_ns for token in tokens[:room])
 
-    def ended(self, outcome: str) -> None:
+    def ended(self, outcome: str, cached_tokens: int = 0) -> None:
         """Its client saw this end. Later ones are ignored: an answer read to its end is no longer cancelled."""
         if self._ended:
             return
         self._ended = True
+        now = self._clock()
         self._recorder.request(self._door, outcome)
         if outcome in COMPLETE:
-            self._recorder.complete(self._clock() - self._queued_at)
+            self._recorder.complete(now - self._queued_at)
+        if (record := self._record) is not None:
+            record.outcome, record.ended_s, record.cached_tokens = outcome, now, cached_tokens
+            self._on_end(record)

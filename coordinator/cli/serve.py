@@ -45,13 +45,17 @@ from coordinator.pack_facts import read_facts
     "--http", type=HTTP, default=DEFAULT_HTTP, show_default=True, metavar="HOST:PORT", help="Port 0: a free one."
 )
 @click.option("--grpc", type=GRPC, default=DEFAULT_GRPC, show_default=True, metavar="HOST:PORT|unix:PATH")
-@click.option("--page", type=PAGE, default=DEFAULT_PAGE, show_default=True, metavar="HOST:PORT|off", help="/metrics.")
+@click.option("--page", type=PAGE, default=DEFAULT_PAGE, show_default=True, metavar="HOST:PORT|off",
+              help="The live page and /metrics.")  # fmt: skip
 @click.option(
     "--cluster", type=CLUSTER, default="default", show_default=True, metavar="NAME", help="Of the run directory."
 )
 @click.option("--cores-per-lane", type=click.IntRange(1), metavar="N", help="Default: all allowed cores, split evenly.")
 @click.option("--drain", "drain_s", type=click.FloatRange(0, 3600), default=10.0, show_default=True, metavar="SECONDS",
               help="How long running answers may go on when told to stop.")  # fmt: skip
+@click.option("--trace-requests", metavar="DIR",
+              type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True, resolve_path=True),
+              help="A line there for every request that ends: times and counts, never text.")  # fmt: skip
 @click.option("--start-timeout", "start_timeout_s", type=click.FloatRange(1), default=1800.0, show_default=True,
               metavar="SECONDS", help="Give up when not ready by then.")  # fmt: skip
 @click.option("--log-json", is_flag=True, help="All logs as JSON lines.")
@@ -68,6 +72,7 @@ def command(
     cores_per_lane: int | None,
     drain_s: float,
     start_timeout_s: float,
+    trace_requests: Path | None,
     log_json: bool,
     ready_json: bool,
     **lane: Any,
@@ -88,6 +93,7 @@ def command(
         drain_s=drain_s,
         start_timeout_s=start_timeout_s,
         park_bytes=park_bytes,
+        trace_requests=trace_requests,
     )
     facts = read_facts(options.pack)
     facts.check_context(options.context_tokens)
@@ -116,6 +122,6 @@ def describe(running: Running) -> str:
         f"{running.ready.model} on {lanes} lane{'s' if lanes > 1 else ''}, ready in {running.ready.seconds:.1f} s",
         f"  HTTP  http://{running.config.http}/v1",
         f"  gRPC  {running.config.grpc}",
-        *([f"  page  http://{running.config.page}/metrics"] if running.config.page else []),
+        *([f"  page  http://{running.config.page}/"] if running.config.page else []),
         "  Ctrl-C stops it",
     ])  # fmt: skip

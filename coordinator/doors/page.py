@@ -1,67 +1,53 @@
-"""The page: `/metrics` on an address of its own, for Prometheus and for people on this host.
+"""The page and `/metrics` on an address of their own, for people on this host and for Prometheus.
 
-Not here: what is counted and how it reads (metrics). Invariants: GET and HEAD only; a request that names any other host
-than this one is refused, so that a web page whose name was pointed here (DNS rebinding) reads nothing; no other origin
-is ever allowed; at most one reading at a time.
+    /  /page.css  /page.js     the page           /events     its snapshots, live (server-sent events)
+    /metrics                   Prometheus         /snapshot   one of them (JSON)
+
+Not here: what is counted and how it reads (metrics), what a snapshot says (page.snapshot). Invariants: GET and HEAD
+only; a request that names any other host than this one is refused, so that a web page whose name was pointed here (DNS
+rebinding) reads nothing; no other origin is ever allowed, nor starts a stream; the page loads nothing but its own two
+files and talks to nobody but this address; at most one reading of `/metrics` at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from aiohttp import hdrs, web
 
 from coordinator import limits
+from coordinator.apis.writer import Event
 from coordinator.config import Address
 from coordinator.doors.listen import ProtocolLog, listen_http
-from coordinator.lane_totals import LaneTotals
+from coordinator.doors.sse import EventStream
+from coordinator.errors import Refused, SlowReader
 from coordinator.lane_view import Roster
 from coordinator.metrics import CONTENT_TYPE, Metrics
-from coordinator.metrics_state import State
-from coordinator.owner_status import ask_owner
+from coordinator.page.assets import Asset, load
+from coordinator.page.gauges import Gauges
+from coordinator.page.live import Live
 from coordinator.serving import Serving
 
 _HOST = re.compile(r"(\[(?P<v6>[0-9A-Fa-f:]+)\]|(?P<name>[A-Za-z0-9.-]+))(:[0-9]{1,5})?")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_HEADERS: Final = {
+    hdrs.SERVER: "expressway",  # and no versions
+    hdrs.CACHE_CONTROL: "no-store",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'",
+}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Gauges:
-    """Brings together what `/metrics` shows of lanes, queue and region."""
-
-    def __init__(self, roster: Roster, serving: Serving, owner_socket: Path | None) -> None:
-        self._roster, self._serving, self._owner_socket = roster, serving, owner_socket
-        self._totals = LaneTotals()
-        self._unsubscribe = roster.subscribe(self._look)  # a dead lane's last counters, before they are gone
-        self._look()
-
-    async def state(self) -> State:
-        """The cluster now."""
-        owner = await asyncio.to_thread(ask_owner, self._owner_socket) if self._owner_socket else None
-        self._look()
-        lanes, dispatcher = self._roster.lanes(), self._serving.dispatcher
-        return State(
-            lanes=lanes,
-            totals={lane.name: self._totals.of(lane.name) for lane in lanes},
-            running={lane.name: dispatcher.running(lane.name) for lane in lanes},
-            queued=dispatcher.queued,
-            queue_limit=dispatcher.queue_bound,
-            model=self._serving.known_model,
-            owner=owner,
-            owner_restarts=self._roster.owner_restarts(),
-        )
-
-    def close(self) -> None:
-        """Looks at lanes no more."""
-        self._unsubscribe()
-
-    def _look(self) -> None:
-        self._totals.look(self._roster.lanes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +57,13 @@ class Page:
     address: Address
     _runner: web.AppRunner
     _gauges: Gauges
+    _live: Live
 
     async def close(self) -> None:
-        """Closes it; readings under way end first."""
+        """Closes it; readings under way end first, streams at once."""
+        self._live.end()
         await self._runner.cleanup()
+        await self._live.__aexit__()
         self._gauges.close()
 
 
@@ -83,22 +72,26 @@ async def start_page(
 ) -> Page:
     """Opens the page. BadAddress when the address cannot be listened on."""
     gauges = Gauges(roster, serving, owner_socket)
+    live = Live(gauges, roster, serving.journal, metrics.outcomes)
     runner = web.AppRunner(
-        build_app(metrics, gauges.state, address.host),
+        build_app(metrics, gauges, live, address.host),
         access_log=None,
         logger=ProtocolLog(),
+        handler_cancellation=True,  # a stream whose reader is gone ends
         keepalive_timeout=limits.IDLE_CONNECTION_S,
         shutdown_timeout=limits.GRPC_CLOSE_S,
     )
+    await live.__aenter__()
     try:
-        return Page(await listen_http(runner, address), runner, gauges)
+        return Page(await listen_http(runner, address), runner, gauges, live)
     except BaseException:
         await runner.cleanup()
+        await live.__aexit__()
         gauges.close()
         raise
 
 
-def build_app(metrics: Metrics, state: Callable[[], Awaitable[State]], host: str) -> web.Application:
+def build_app(metrics: Metrics, gauges: Gauges, live: Live, host: str) -> web.Application:
     """The application that listens on `host`."""
     names = _LOCAL_NAMES | {host}
     reading = asyncio.Lock()
@@ -106,18 +99,48 @@ def build_app(metrics: Metrics, state: Callable[[], Awaitable[State]], host: str
     @web.middleware
     async def only_local_names(request: web.Request, handler: Handler) -> web.StreamResponse:
         if _host_name(request.headers.get(hdrs.HOST, "")) not in names:
-            return web.Response(status=403, text="this page answers to names of this host only\n")
+            return _refusal(403, "this page answers to names of this host only")
         return await handler(request)
 
-    async def show(request: web.Request) -> web.Response:
+    async def show_metrics(request: web.Request) -> web.Response:
         async with reading:
-            body = metrics.render(await state())
+            body = metrics.render(gauges.state(await gauges.owner()))
         return web.Response(body=body, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
+
+    async def show_snapshot(request: web.Request) -> web.Response:
+        if _from_elsewhere(request):
+            return _refusal(403, "other sites read nothing here")
+        return web.Response(text=await live.read(), content_type="application/json")
+
+    async def show_events(request: web.Request) -> web.StreamResponse:
+        if _from_elsewhere(request):
+            return _refusal(403, "other sites read nothing here")
+        stream = EventStream(request, {})
+        try:
+            async with contextlib.aclosing(live.watch()) as snapshots:
+                async for snapshot in snapshots:
+                    await stream.send(Event(snapshot))
+        except Refused as error:
+            return _refusal(503, error.message)
+        except (SlowReader, ConnectionError):
+            pass  # cut off, or gone
+        return await stream.begin()
 
     app = web.Application(client_max_size=limits.KIB, middlewares=[only_local_names])
     app.on_response_prepare.append(_plain_headers)
-    app.router.add_get("/metrics", show)  # and HEAD
+    app.router.add_get("/metrics", show_metrics)  # and HEAD
+    app.router.add_get("/snapshot", show_snapshot)
+    app.router.add_get("/events", show_events, allow_head=False)
+    for asset in load():
+        app.router.add_get(asset.path, _show(asset))
     return app
+
+
+def _show(asset: Asset) -> Handler:
+    async def show(request: web.Request) -> web.Response:
+        return web.Response(body=asset.body, headers={hdrs.CONTENT_TYPE: asset.content_type})
+
+    return show
 
 
 def _host_name(header: str) -> str | None:
@@ -126,7 +149,14 @@ def _host_name(header: str) -> str | None:
     return found and (found["v6"] or found["name"]).lower()
 
 
+def _from_elsewhere(request: web.Request) -> bool:
+    """Whether a browser asks on behalf of another site, which would read nothing but take a watcher's place."""
+    return request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
+
+
+def _refusal(status: int, text: str) -> web.Response:
+    return web.Response(status=status, text=f"{text}\n")
+
+
 async def _plain_headers(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers[hdrs.SERVER] = "expressway"  # and no versions
-    response.headers[hdrs.CACHE_CONTROL] = "no-store"
-    response.headers["x-content-type-options"] = "nosniff"
+    response.headers.update(_HEADERS)

@@ -211,7 +211,7 @@ async def test_methods_paths_and_headers(tmp_path: Path) -> None:
             assert status == 405
             assert not [name for name in headers if name.startswith("access-control")]
             assert "expressway_" not in text
-        for path in ("/", "/metrics/", "/v1/models", "/healthz"):
+        for path in ("/metrics/", "/index.html", "/assets/page.js", "/v1/models", "/healthz"):
             assert (await seen.get(path))[0] == 404
         assert (await seen.cluster.get("/metrics"))[0] == 404  # the doors do not have it
 

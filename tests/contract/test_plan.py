@@ -30,7 +30,8 @@ def config(**changes):
 
 EVERY_OPTION = {
     "context_tokens": 512, "prefill_chunk_tokens": 7, "state_budget_bytes": 1 << 21, "ngram_cache_bytes": 1 << 20,
-    "drafts": 2, "trace_folder": Path("/traces"), "log_json": True,
+    "drafts": 2, "trace_folder": Path("/traces"), "trace_requests": Path("/requests"),
+    "log_json": True,
 }  # fmt: skip
 
 
@@ -76,6 +77,7 @@ def test_everybody_understands_what_is_asked(run_dir, changes):
     assert (asked["http"], asked["grpc"], asked["drain_s"]) == ("127.0.0.1:8000", "unix:/run/g.sock", 10.0)
     assert asked["supervisor"] == f"unix:{run_dir.path}/supervisor.sock"
     assert (asked["page"], asked["owner"]) == ("127.0.0.1:8002", run_dir.path / "owner.sock")
+    assert asked["trace_requests"] == wanted.trace_requests
 
 
 def test_owners_of_all_clusters_of_a_user_meet_in_one_place(run_dir):

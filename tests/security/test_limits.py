@@ -302,6 +302,18 @@ ELSEWHERE = {
     "coordinator.SHARE_ACCOUNTS":
         "unit/test_fair_queue.py::test_families_and_idle_accounts_are_forgotten_at_their_bounds",
     "coordinator.KNOWN_PREFIXES": "unit/test_placement.py::test_prefixes_of_a_lane_are_bounded",
+    "coordinator.PAGE_SUBSCRIBERS": "contract/test_live_page.py::test_no_more_than_the_limit_watch",
+    "coordinator.PAGE_SAMPLES": "unit/test_page_history.py::test_the_newest_samples_are_kept",
+    "coordinator.PAGE_FAILURES": "unit/test_journal.py::test_what_is_kept_of_ended_requests_is_bounded",
+    "coordinator.PAGE_FIRST_TOKENS": "unit/test_journal.py::test_what_is_kept_of_ended_requests_is_bounded",
+    "coordinator.PAGE_CHANGES": "unit/test_page_history.py::test_the_newest_changes_are_kept",
+    "coordinator.PAGE_QUEUE_ROWS":
+        "unit/test_page_snapshot.py::test_rows_of_the_queue_are_bounded_and_the_rest_is_counted",
+    "coordinator.PAGE_NAME_CHARS": "unit/test_page_snapshot.py::test_long_names_are_cut",
+    "coordinator.TRACE_STAMPS": "unit/test_trace.py::test_stamps_at_the_limit_and_one_past_it",
+    "coordinator.TRACE_WAITING": "unit/test_trace.py::test_a_disk_that_does_not_keep_up_loses_lines_and_nothing_else",
+    "coordinator.TRACE_FILE_BYTES": "unit/test_trace.py::test_a_full_file_is_followed_by_another",
+    "coordinator.TRACE_FILES": "unit/test_trace.py::test_a_full_file_is_followed_by_another",
     "coordinator.GRPC_MESSAGE_BYTES": "contract/test_door_grpc.py::test_a_message_over_the_limit",
     "coordinator.GRPC_METADATA_BYTES": "security/test_grpc_limits.py::test_metadata",
     "coordinator.GRPC_CALLS": "security/test_grpc_limits.py::test_calls_at_once",

@@ -9,10 +9,11 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from coordinator import errors
+from coordinator.cluster_state import State
 from coordinator.lane_totals import FIELDS, LaneTotals
 from coordinator.lane_view import LaneView, ModelView, StepTimes, step_times
 from coordinator.metrics import Metrics
-from coordinator.metrics_state import LANE_STATES, State
+from coordinator.metrics_state import LANE_STATES
 from coordinator.owner_status import OwnerStatus
 from coordinator.stats import Timeline
 from laneproto.v1 import lane_pb2
@@ -24,7 +25,9 @@ OWNER = OwnerStatus("ready", 100, 100, "adopted", b"\x07" * 32, b"\x01" * 16)
 def state(**changes) -> State:
     counters = lane_pb2.Counters(**{name: number for number, name in enumerate(FIELDS, 1)})
     lanes = [
-        LaneView(f"lane-{k}", "", "ready", b"i", MODEL, k, 9, "cpu", counters, decode_ns=((1, 7 * 10**6),))
+        LaneView(
+            f"lane-{k}", "", "ready", b"i", MODEL, k, 9, device="cpu", counters=counters, decode_ns=((1, 7 * 10**6),)
+        )
         for k in range(2)
     ]
     totals = LaneTotals()

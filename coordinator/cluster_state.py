@@ -1,0 +1,26 @@
+"""What is shown of a cluster at one moment: lanes, their totals, queue, model and region.
+
+Not here: where it comes from (page.gauges), how it reads (metrics_state, page.snapshot). Invariant: plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from coordinator.lane_view import LaneView, ModelView
+from coordinator.owner_status import OwnerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The cluster at one moment."""
+
+    lanes: Sequence[LaneView]
+    totals: Mapping[str, Mapping[str, int]]  # by lane: counts that never fall, and levels
+    running: Mapping[str, int]  # by lane: requests dispatched and not ended
+    queued: int
+    queue_limit: int
+    model: ModelView | None
+    owner: OwnerStatus | None  # None: it does not answer
+    owner_restarts: int
