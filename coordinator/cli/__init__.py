@@ -17,7 +17,7 @@ import click
 from coordinator.cli.failure import fail
 from coordinator.errors import CoordinatorError, Interrupted
 
-COMMANDS = ("pack", "inspect", "verify", "plan", "serve", "generate", "status", "lane", "doctor")
+COMMANDS = ("pack", "inspect", "verify", "plan", "serve", "generate", "status", "lane", "doctor", "bench")
 
 
 class _Commands(click.Group):

@@ -1,0 +1,112 @@
+"""The scenarios of a report: which runs there are, in which order, and what is derived from several of them.
+
+Not here: the command line (bench.__main__). Invariant: every report has the frame of bench.result, and names everything
+that two runs must share to be compared.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench.aligned import Rules
+from bench.load import drive
+from bench.load.compare import ratio_of
+from bench.load.door import Reply
+from bench.load.figures import Goals, figures, rows
+
+FORMAT = 1
+SCENARIOS = ("closed", "open", "interference", "long-short")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line asks for beside the work itself."""
+
+    scenario: str
+    concurrency: tuple[int, ...]  # closed: one run for each; interference: the last one is the number of others
+    seconds: float
+    rate_per_s: float
+    rounds: int
+    rules: Rules
+    goals: Goals
+
+
+async def run(work: drive.Work, asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
+    """Runs the scenario; the `runs` of a report and what follows from them."""
+    match asked.scenario:
+        case "closed":
+            runs = {}
+            for agents in asked.concurrency:
+                say(f"{agents} agents for {asked.seconds:g} s")
+                cold = replace(work, nonce=f"{work.nonce}.{agents}")  # nothing of the run before helps this one
+                runs[f"{agents} agents"] = await _timed(asked, drive.closed_loop(cold, agents, asked.seconds))
+            return {"runs": runs, **_scaling(asked.concurrency, runs)}
+        case "open":
+            say(f"{asked.rate_per_s:g} conversations a second for {asked.seconds:g} s")
+            return {"runs": {"open": await _timed(asked, drive.open_loop(work, asked.rate_per_s, asked.seconds))}}
+        case "interference":
+            others = asked.concurrency[-1]
+            say(f"a victim alone and beside 1 to {others} others, {asked.rounds} rounds")
+            began_s = time.monotonic()
+            seen = await drive.interference(work, asked.rounds, others)
+            seconds = time.monotonic() - began_s
+            names = {count: "alone" if not count else f"+{count}" for count in seen}
+            return {
+                "runs": {names[count]: _part(asked, replies, seconds) for count, replies in seen.items()},
+                "interference": _slower(seen),
+            }
+        case "long-short":
+            say(f"a short question alone and behind a long prompt, {asked.rounds} rounds")
+            began_s = time.monotonic()
+            parts = await drive.short_behind_long(work, asked.rounds)
+            seconds = time.monotonic() - began_s
+            return {"runs": {name: _part(asked, replies, seconds) for name, replies in parts.items()}}
+        case other:
+            raise ValueError(f"no scenario {other!r}")
+
+
+async def _timed(asked: Asked, replies: Awaitable[Sequence[Reply]]) -> dict[str, Any]:
+    began_s = time.monotonic()
+    found = await replies
+    return _part(asked, found, time.monotonic() - began_s)
+
+
+def _part(asked: Asked, replies: Sequence[Reply], seconds: float) -> dict[str, Any]:
+    return {"figures": figures(replies, asked.rules, asked.goals, seconds), "rows": rows(replies)}
+
+
+def _scaling(concurrency: Sequence[int], runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Each run's aggregate over lanes × the solo aggregate; only where both count."""
+    solo = runs.get("1 agents", {}).get("figures", {}).get("aggregate")
+    if not solo or not solo["valid"] or not solo["tokens_per_s"]:
+        return {}
+    found = {}
+    for agents in concurrency:
+        total = runs[f"{agents} agents"]["figures"]["aggregate"]
+        if total and total["valid"]:
+            found[f"{agents} agents"] = total["tokens_per_s"] / (len(total["lanes"]) * solo["tokens_per_s"])
+    return {"scaling_efficiency": found}
+
+
+def _slower(seen: dict[int, list[Reply]]) -> dict[str, dict[str, float]]:
+    """How much longer the victim's tokens take beside others, paired with the same request alone."""
+    alone = {reply.key: reply for reply in seen[0] if reply.error is None and reply.gaps_s}
+    found = {}
+    for count, replies in seen.items():
+        logs = [
+            math.log(_mean(reply.gaps_s) / _mean(alone[reply.key].gaps_s))
+            for reply in replies
+            if count and reply.error is None and reply.gaps_s and reply.key in alone
+        ]
+        if logs:
+            ratio = ratio_of(logs, "gap_s")
+            found[str(count)] = {"pairs": ratio.pairs, "ratio": ratio.ratio, "low": ratio.low, "high": ratio.high}
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
