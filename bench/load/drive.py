@@ -37,7 +37,7 @@ class Work:
 
 @dataclass(slots=True)
 class Agent:
-    """One agent: its number, and what it has got so far."""
+    """One agent: its number, and what it has got so far. One session for all its conversations, one for each branch."""
 
     work: Work
     client: aiohttp.ClientSession
@@ -48,16 +48,24 @@ class Agent:
     async def conversation(self, number: int, go_on: Callable[[], bool]) -> None:
         """One script from beginning to end, or until `go_on` says no."""
         text = script(self.work.workload, self.work.scale, self.work.seed, self.number, number, self.work.nonce)
-        name = f"{self.label}{self.number}/{number}"
+        name, session = f"{self.label}{self.number}/{number}", f"{self.work.nonce}{self.label}{self.number}"
         messages = [{"role": "system", "content": text.system}]
-        if not await self._turns(name, messages, text.turns, go_on):
+        if not await self._turns(name, session, messages, text.turns, go_on):
             return
         await asyncio.gather(
-            *(self._turns(f"{name}/{k}", list(messages), turns, go_on) for k, turns in enumerate(text.branches))
+            *(
+                self._turns(f"{name}/{k}", f"{session}/{k}", list(messages), turns, go_on)
+                for k, turns in enumerate(text.branches)
+            )
         )
 
     async def _turns(
-        self, name: str, messages: list[dict[str, str]], turns: tuple[tuple[str, Turn], ...], go_on: Callable[[], bool]
+        self,
+        name: str,
+        session: str,
+        messages: list[dict[str, str]],
+        turns: tuple[tuple[str, Turn], ...],
+        go_on: Callable[[], bool],
     ) -> bool:
         """Asks turn after turn, `messages` growing; False when the conversation ended early."""
         for k, (words, turn) in enumerate(turns):
@@ -65,7 +73,7 @@ class Agent:
                 return False
             messages.append({"role": "user", "content": words})
             reply = await ask(
-                self.client, self.work.server, messages, key=f"{name}#{k}", session=f"{self.work.nonce}{name}",
+                self.client, self.work.server, messages, key=f"{name}#{k}", session=session,
                 max_tokens=turn.answer_tokens, timeout_s=self.work.timeout_s,
             )  # fmt: skip
             self.replies.append(reply)

@@ -25,6 +25,8 @@ USAGE = [
     ["inspect", "PACK", "--nope"],
     ["verify"],
     ["verify", "PACK", "MORE"],
+    ["bench"],
+    ["bench", "nothing"],
     ["plan"],
     ["plan", "PACK", "--hit-rate", "1.1"],
     ["plan", "PACK", "--ram", "lots"],
