@@ -32,12 +32,12 @@ MOST_SPARE = 4.0  # windows that it can hold: earlier profit pays for no long lo
 MOST_GAIN = 4.0  # windows that one round counts at most, either way
 LEVELS = 8  # kinds of drafts by how sure their proposer was
 SINGLES = 3  # windows of one row before the first try
-SINGLE_EVERY = 64  # rounds, then one row again: its time is the measure of everything
+SINGLE_EVERY = 24  # rounds, then one row again: its time is the measure of everything
 TRIES = 4  # of a proposer before it is judged
 PATIENCE = 1.0  # windows that its last tries may have lost
 PAUSE, MOST_PAUSE = 16, 512  # rounds
 GUESSED_SLOPE = 0.25  # of a single window's time for each further row, until it was measured
-_FAST, _GAIN, _SLOW = 1 / 8, 1 / 16, 1 / 32  # weights of the newest in running means
+_RARE, _FAST, _GAIN, _SLOW = 1 / 4, 1 / 8, 1 / 16, 1 / 32  # weights of the newest in running means
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,9 @@ def learn(beliefs: Beliefs, done: Round) -> Beliefs:
     proposal, rows = done.proposal, 1 + len(done.proposal.ids)
     tokens, spent_ns = 1 + done.right, done.draft_ns + done.window_ns
     windows = list(beliefs.windows_ns)
-    windows[rows - 1] = _timed(windows[rows - 1], done.window_ns)
+    # Between drafts single rows are rare: each one counts for more, so that a machine that gets faster is noticed.
+    weight = _RARE if rows == 1 and beliefs.since_single else _FAST
+    windows[rows - 1] = _timed(windows[rows - 1], done.window_ns, weight)
     single_ns = max(windows[0].value, 1.0)
     known = windows[0].count >= SINGLES
     gain = max(-MOST_GAIN, min(MOST_GAIN, tokens - spent_ns / single_ns)) if known and proposal.asked else 0.0
