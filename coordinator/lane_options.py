@@ -22,6 +22,7 @@ class LaneOptions:
     state_budget_bytes: int | None = None
     ngram_cache_bytes: int | None = None
     drafts: int | None = None
+    draft_vocabulary: Path | None = None  # an absolute path
     trace_folder: Path | None = None  # an absolute path; every lane that starts writes a new file into it
     log_json: bool = False
 
@@ -36,6 +37,7 @@ class LaneOptions:
             "--state-budget": self.state_budget_bytes,
             "--ngram-cache": self.ngram_cache_bytes,
             "--drafts": self.drafts,
+            "--draft-vocab": self.draft_vocabulary,
             "--trace-routing": self.trace_folder,
         }
         words = [word for name, value in said.items() if value is not None for word in (name, str(value))]

@@ -44,6 +44,7 @@ class LaneConfig:
     name: str
     context_tokens: int | None  # None: the model's own, at most DEFAULT_CONTEXT_TOKENS
     prefill_chunk_rows: int
+    draft_vocabulary: Path | None  # None: the draft layer may name every id
     drafts: int | None  # most of a round; None: MAX_DRAFTS where the pack has a draft layer, else 0
     expert_isa: str | None  # None: the best this CPU has
     trace_routing: Path | None
@@ -102,6 +103,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], allowed_cores: frozen
         context_tokens=options.context,
         prefill_chunk_rows=options.prefill_chunk,
         drafts=options.drafts,
+        draft_vocabulary=options.draft_vocab,
         expert_isa=isa,
         trace_routing=options.trace_routing,
         log_json=options.log_json,
@@ -138,6 +140,8 @@ def _parser(allowed_cores: frozenset[int]) -> _Parser:
     add("--drafts", type=_whole(0, limits.MAX_DRAFTS), metavar="N",
         help=f"tokens guessed ahead of a pass, at most; 0: none, and repeats are then equal to the bit "
              f"(default: {limits.MAX_DRAFTS} where the pack has a draft layer)")  # fmt: skip
+    add("--draft-vocab", type=Path, metavar="FILE",
+        help="ids that the draft layer may name, as `expressway draft-vocab` writes them (default: all)")  # fmt: skip
     add("--region-socket", type=_socket_path, metavar="PATH",
         help="where to hand on the region's descriptor (default: NAME.region.sock beside --listen)")  # fmt: skip
     add("--trace-routing", type=Path, metavar="PLACE",

@@ -73,6 +73,7 @@ REGION_WAIT_LOG_S = 2.0
 # drafts
 MAX_DRAFTS = 3  # tokens guessed ahead of one pass
 MAX_WINDOW_TOKENS = 1 + MAX_DRAFTS  # rows of a decode window: one token that is certain, and drafts
+DRAFT_VOCABULARY_BYTES = 32 << 20  # of its file
 
 # experts
 SCRATCH_BYTES = 64 << 20  # unweighted expert rows of one kernel call

@@ -19,6 +19,7 @@ from lanes import limits, selftest
 from lanes.config import LaneConfig
 from lanes.counters import Counters
 from lanes.drafts.drafter import Drafter
+from lanes.drafts.vocabulary import read as read_vocabulary
 from lanes.engine import Engine
 from lanes.errors import StartError
 from lanes.experts.adaptive import adaptive
@@ -151,13 +152,17 @@ def assemble(config: LaneConfig) -> Lane:
             cache_bytes=counters.cache_budget_bytes,
             state_bytes=states.budget_bytes,
         )
+        vocabulary = None
+        if draft_layer and config.draft_vocabulary is not None:
+            vocabulary = read_vocabulary(config.draft_vocabulary, spec.vocab)
+            model.narrow_guesses(vocabulary)
         drafts = config.drafts if config.drafts is not None else limits.MAX_DRAFTS * draft_layer
-        _log.info("drafts", most=drafts, layer=draft_layer)
+        _log.info("drafts", most=drafts, layer=draft_layer, vocabulary=len(vocabulary) if vocabulary else spec.vocab)
         engine = Engine(
             runner,
             counters,
             prefill_chunk_rows=config.prefill_chunk_rows,
-            drafter=Drafter(drafts, runner.guess if draft_layer else None),
+            drafter=Drafter(drafts, runner.guess if draft_layer else None, vocabulary),
             grammars=Grammars(config.pack / "tokenizer.json", spec.vocab, spec.eos_ids),
             on_start=lambda: settle_thread(config),
         )

@@ -17,7 +17,9 @@ import click
 from coordinator.cli.failure import fail
 from coordinator.errors import CoordinatorError, Interrupted
 
-COMMANDS = ("pack", "inspect", "verify", "plan", "serve", "generate", "status", "lane", "doctor", "bench")
+COMMANDS = (
+    "pack", "inspect", "verify", "plan", "serve", "generate", "status", "lane", "doctor", "draft-vocab", "bench",
+)  # fmt: skip
 
 
 class _Commands(click.Group):
@@ -29,7 +31,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"coordinator.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"coordinator.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def invoke(self, ctx: click.Context) -> object:

@@ -32,6 +32,9 @@ _OPTIONS = (
                  help="Of each lane, for rows of n-gram tables. Default: the lane's."),
     click.option("--drafts", type=click.IntRange(0, 3), metavar="N",
                  help="Tokens guessed ahead of a pass, at most. Default: 3 where the pack has a draft layer; 0: none."),
+    click.option("--draft-vocab", "draft_vocabulary", metavar="FILE",
+                 type=click.Path(path_type=Path, exists=True, dir_okay=False, resolve_path=True),
+                 help="The ids that a draft layer may name (see draft-vocab). Default: all."),
     click.option("--trace-routing", "trace_folder", metavar="DIR",
                  type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True, resolve_path=True),
                  help="Every lane writes a file there that says which experts its windows used; never tokens."),
@@ -45,6 +48,7 @@ LANE_OPTIONS = (
     "state_budget_bytes",
     "ngram_cache_bytes",
     "drafts",
+    "draft_vocabulary",
     "trace_folder",
 )
 

@@ -53,6 +53,10 @@ class Model(Protocol):
         """The first `rows` rows of the state's trial window belong to the sequence, the others never were."""
         ...
 
+    def narrow_guesses(self, token_ids: Sequence[int]) -> None:
+        """From now on `guess` answers with the logits of these tokens, in this order."""
+        ...
+
     def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
         """Logits fp32 [V] of what may follow `token`, which follows the sequence (number 0) or the guess before it."""
         ...

@@ -30,8 +30,8 @@ def config(**changes):
 
 EVERY_OPTION = {
     "context_tokens": 512, "prefill_chunk_tokens": 7, "state_budget_bytes": 1 << 21, "ngram_cache_bytes": 1 << 20,
-    "drafts": 2, "trace_folder": Path("/traces"), "trace_requests": Path("/requests"),
-    "log_json": True,
+    "drafts": 2, "draft_vocabulary": Path("/texts/code.json"), "trace_folder": Path("/traces"),
+    "trace_requests": Path("/requests"), "log_json": True,
 }  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_everybody_understands_what_is_asked(run_dir, changes):
     assert wanted.lane.prefill_chunk_tokens in (None, lane.prefill_chunk_rows)
     assert wanted.lane.state_budget_bytes in (None, lane.state_budget_bytes)
     assert wanted.lane.ngram_cache_bytes in (None, lane.ngram_cache_bytes)
-    assert lane.drafts == wanted.lane.drafts
+    assert (lane.drafts, lane.draft_vocabulary) == (wanted.lane.drafts, wanted.lane.draft_vocabulary)
     assert lane.trace_routing == wanted.lane.trace_folder
 
     assert lane.park is None

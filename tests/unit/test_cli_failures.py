@@ -56,6 +56,8 @@ USAGE = [
     ["generate", "PACK", *PROMPT, "--temperature", "hot"],
     ["status", "--cluster", "../x"],
     ["status", "MORE"],
+    ["draft-vocab", "PACK"],
+    ["draft-vocab", "PACK", "/dev/null"],
     ["doctor", "--nope"],
     ["doctor", "--cluster"],
     ["doctor", "--http", "8000"],

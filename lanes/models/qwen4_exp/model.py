@@ -121,8 +121,13 @@ class Qwen4Exp:
             self._drafts.follow(state, trial.streams[:rows], trial.token_ids[:rows])
         commit(state, rows, recurrent)
 
+    def narrow_guesses(self, token_ids: Sequence[int]) -> None:
+        """From now on `guess` answers with the logits of these tokens, in this order."""
+        assert self._drafts is not None, "the model was loaded with its draft layer"
+        self._drafts.narrow(token_ids)
+
     @torch.no_grad()
     def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
-        """The draft layer's logits fp32 [V] of what follows `token`; see `DraftLayer.guess`."""
+        """The draft layer's logits fp32 [V] (or of a narrower choice) of what follows `token`; see `DraftLayer`."""
         assert self._drafts is not None, "the model was loaded with its draft layer"
         return self._drafts.guess(state, token, number)

@@ -17,6 +17,8 @@ Letters: R rows, S streams, H hidden, D vocabulary of drafts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from lanes.experts.protocol import Experts
@@ -56,6 +58,10 @@ class DraftLayer:
         self._thinking = Connected(spec, of.under("mlp_hyper_connection"), Moe(spec, of.under("mlp"), layer, experts))
         self._mixer = Mixer(spec, weights.under("hyper_connection_mixer"), injects=False)
         self._chained = torch.empty((0, wide))  # x' of the last guess, [1, S·H]
+
+    def narrow(self, token_ids: Sequence[int]) -> None:
+        """From now on only these tokens are named: `guess` answers with their logits [D], in this order."""
+        self._head = self._head[torch.tensor(token_ids, device=self._head.device)]
 
     def follow(self, state: SequenceState, streams: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Accepted rows, streams fp32 [R, S·H], ids [R]: they wait, or are remembered. Before `state.length` moves."""
