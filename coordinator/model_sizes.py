@@ -57,6 +57,9 @@ def read_sizes(said: Mapping[str, Any]) -> ModelSizes:
         raise BadPack(f"its description lacks what a plan needs: {error!r}") from None
 
 
+_DRAFT_WAITING_ROWS = 32  # tokens that may wait for the draft layer: their streams in fp32, and their ids
+
+
 def _read(said: Mapping[str, Any]) -> ModelSizes:
     c, experts = said["config"], said["experts"]
     layers = int(c["num_hidden_layers"])
@@ -65,6 +68,7 @@ def _read(said: Mapping[str, Any]) -> ModelSizes:
         interval = int(c.get("full_attention_interval", 4))
         kinds = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
     linear = sum(kind == "linear_attention" for kind in kinds)
+    drafts = int(experts["draft_layers"] > 0)  # a lane uses one draft layer, which has keys of its own
     attention, ngram = layers - linear, len(set(c.get("ple_layer_ids") or ()))
     hidden, vocab, streams, lowrank = (int(c[k]) for k in ("hidden_size", "vocab_size", "hc_count", "hc_lowrank"))
     head, heads, kv = (int(c[k]) for k in ("head_dim", "num_attention_heads", "num_key_value_heads"))
@@ -103,9 +107,11 @@ def _read(said: Mapping[str, Any]) -> ModelSizes:
         dense_elements=sum(int(s["bytes"]) for s in sections if s["name"] == "dense") // element,
         dense_elements_per_token=per_token,
         pack_element_bytes=element,
-        key_elements_per_token=attention * (2 * kv * head + index),
-        block_bytes_per_token=attention * 4 * index / block,
-        fixed_state_bytes=4 * (linear * recurrent + ngram * tails) + (8 * (order - 1) if ngram else 0),
+        key_elements_per_token=(attention + drafts) * (2 * kv * head + index),
+        block_bytes_per_token=(attention + drafts) * 4 * index / block,
+        fixed_state_bytes=4 * (linear * recurrent + ngram * tails)
+        + (8 * (order - 1) if ngram else 0)
+        + drafts * _DRAFT_WAITING_ROWS * (4 * wide + 8),
         context_tokens=int(c["max_position_embeddings"]),
         ngram_bytes=sum(int(s["bytes"]) for s in sections if str(s["name"]).startswith("ngram.")),
     )

@@ -38,10 +38,10 @@ def test_sizes_are_those_of_the_lanes_own_spec(pack):
     sizes, spec = read_sizes(said), Spec.from_config(said["config"])
     assert sizes.dense_elements_per_token == spec.dense_parameters_per_token()
     assert sizes.expert_bytes_per_token == spec.expert_bytes_per_token(sizes.expert_format)
-    assert sizes.fixed_state_bytes == spec.state_bytes()
+    assert sizes.fixed_state_bytes == spec.state_shape(torch.float32, drafts=True).fixed_bytes()
     for dtype, element in ((torch.float32, 4), (torch.bfloat16, 2)):
         block = spec.index_block_tokens
-        assert sizes.conversation_bytes(16 * block, element) == spec.state_shape(dtype).bytes(16 * block)
+        assert sizes.conversation_bytes(16 * block, element) == spec.state_shape(dtype, drafts=True).bytes(16 * block)
     assert 0 < sizes.dense_elements_per_token <= sizes.dense_elements
 
 
