@@ -1,6 +1,6 @@
-"""What the cache policy is compared with: least recently used, a fixed set, and a bound that knows the future.
+"""What the cache policy is compared with: recency, frequency, both, a fixed set, and a bound that knows the future.
 
-The first two are policies as a lane could run them; the bound is not. Not here: traces, figures (cache_policy).
+All but the bound are policies as a lane could run them; it is not. Not here: traces, figures (cache_policy).
 """
 
 from __future__ import annotations
@@ -41,6 +41,48 @@ def least_recently_used(state: State, touched: Touched, budget: Budget) -> tuple
     resident[plan.evict] = False
     resident[plan.admit] = True
     return replace(state, windows=windows, last_used=last_used, resident=resident), plan
+
+
+HALF_LIFE = 128  # windows, as the lanes' policy has it
+SAMPLE_WINDOWS = 256  # after which TinyLFU halves its counts
+
+
+def least_frequently_used(state: State, touched: Touched, budget: Budget) -> tuple[State, Plan]:
+    """Uses that count half after HALF_LIFE windows; a missed key with more than the least used gets its slot."""
+    windows = state.windows + 1
+    uses = state.uses * 2.0 ** (-1 / HALF_LIFE)
+    uses[touched.keys] += 1
+    held = np.flatnonzero(state.resident)
+    victims = held[np.argsort(uses[held], kind="stable")[: budget.swaps]]
+    return _admitted(replace(state, windows=windows, uses=uses), touched, budget, victims)
+
+
+def tiny_lfu(state: State, touched: Touched, budget: Budget) -> tuple[State, Plan]:
+    """Least recently used decides who would go, frequency whether: counts are halved every SAMPLE_WINDOWS (exact
+    counts in place of a sketch, which 24,576 keys do not need)."""
+    windows = state.windows + 1
+    uses = state.uses * 0.5 if windows % SAMPLE_WINDOWS == 0 else state.uses.copy()
+    uses[touched.keys] += 1
+    last_used = state.last_used.copy()
+    last_used[touched.keys] = windows
+    held = np.flatnonzero(state.resident)
+    victims = held[np.argsort(last_used[held], kind="stable")[: budget.swaps]]
+    return _admitted(replace(state, windows=windows, uses=uses, last_used=last_used), touched, budget, victims)
+
+
+def _admitted(state: State, touched: Touched, budget: Budget, victims: Ints) -> tuple[State, Plan]:
+    """The most used missed keys against free slots, then against `victims` in their order, each if it has more uses."""
+    missed = touched.keys[~state.resident[touched.keys]]
+    wanted = missed[np.argsort(-state.uses[missed], kind="stable")[: budget.swaps]]
+    free = min(wanted.shape[0], max(0, budget.slots - int(np.count_nonzero(state.resident))))
+    rivals = wanted[free : free + victims.shape[0]]
+    victims = victims[: rivals.shape[0]]
+    wins = state.uses[rivals] > state.uses[victims]
+    plan = Plan(evict=victims[wins], admit=np.concatenate((wanted[:free], rivals[wins])))
+    resident = state.resident.copy()
+    resident[plan.evict] = False
+    resident[plan.admit] = True
+    return replace(state, resident=resident), plan
 
 
 def fixed(profile: Ints) -> Policy:

@@ -24,7 +24,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.cache_baselines import clairvoyant_hits, fixed, least_recently_used
+from bench.cache_baselines import (
+    clairvoyant_hits,
+    fixed,
+    least_frequently_used,
+    least_recently_used,
+    tiny_lfu,
+)
 from bench.result import frame, write
 from bench.traces.synthetic import DIGESTS, EXPERTS, LAYERS, RECIPES, digest, trace
 from lanes.experts import adaptive as rules
@@ -157,6 +163,8 @@ def compare(replay: Replay, swaps: int) -> dict[str, object]:
         entry = {
             "fixed": held,
             "lru": run(replay, least_recently_used, slots, swaps),
+            "decayed_lfu": run(replay, least_frequently_used, slots, swaps),
+            "tiny_lfu": run(replay, tiny_lfu, slots, swaps),
             "lru_any_number_of_copies": run(replay, least_recently_used, slots, UNLIMITED),
             "adaptive": run(replay, rules.adaptive, slots, swaps),
             "clairvoyant": bound(replay, slots),

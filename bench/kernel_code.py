@@ -27,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from lanes.kernels import combine, experts, route
+from lanes.kernels import combine, deltanet, experts, heads, route, sampling, stream
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
 HIDDEN, INNER, CHOSEN, EXPERTS = 2560, 640, 10, 512
@@ -108,6 +108,33 @@ def launch_experts(format: str, rows: int) -> None:
     combine.combine(torch.empty(rows, CHOSEN), y, y, torch.empty(pairs, dtype=torch.int32), x)
 
 
+def launch_dense(rows: int) -> None:
+    """The kernels between matrix products, once each, at the true sizes."""
+    shape = deltanet.DeltaShape(key_heads=16, value_heads=48, key_dim=128, value_dim=128, taps=4)
+    channels, values = shape.channels, shape.value_heads
+    pending, replay = (
+        deltanet.DeltaRows(torch.empty(4, channels), torch.empty(4, values), torch.empty(4, values)) for _ in range(2)
+    )
+    accepted, out = torch.empty(1, dtype=torch.int32), torch.empty(rows, values, 128)
+    deltanet.prepare(
+        shape, torch.empty(rows, channels), torch.empty(rows, 2 * values), torch.empty(4, channels),
+        torch.empty(values), torch.empty(values), torch.empty(3, channels), accepted, torch.empty(4, channels),
+        pending, replay,
+    )  # fmt: skip
+    deltanet.rule(shape, torch.empty(values, 128, 128), accepted, replay, pending, out)
+    wide = torch.empty(rows, values * 128)
+    deltanet.finish(out, wide, torch.empty(128), wide.bfloat16(), 1e-6, silu=True)
+    streams, u = torch.empty(rows, 4, HIDDEN), torch.empty(rows, HIDDEN)
+    stream.enter(streams, u, torch.empty(rows, 4), torch.empty(4, HIDDEN), streams, streams.bfloat16(), 1e-6)
+    stream.squash(torch.empty(rows, 324), torch.empty(rows, 320).bfloat16(), torch.empty(rows, 4))
+    stream.mix(streams, streams, u, u.bfloat16())
+    queries, rotation = torch.empty(rows, 16, 256), torch.empty(rows, 32)
+    heads.norm_rotate(queries, torch.empty(256), rotation, rotation, queries.bfloat16(), 1e-6)
+    ids = torch.empty(rows, dtype=torch.int64)
+    sampling.argmax(torch.empty(rows, 248_320), torch.empty((rows, 122), dtype=torch.int64), ids)
+    sampling.uniform(ids, ids, torch.empty(rows, dtype=torch.float64))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernel_code", description=(__doc__ or "").split("\n")[0])
@@ -119,6 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for format in options.formats.split(",")
         for rows in options.rows.split(",")
     }
+    for rows in options.rows.split(","):
+        result[f"dense, {rows} rows"] = compiled(lambda rows=rows: launch_dense(int(rows)))
     json.dump({"triton": triton.__version__, "target": "sm_90", "kernels": result}, sys.stdout, indent=1)
     sys.stdout.write("\n")
     return 0

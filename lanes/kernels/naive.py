@@ -7,14 +7,22 @@ function for it, the twin calls that. Not here: speed. Needs no triton.
 from __future__ import annotations
 
 import ctypes
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from lanes.experts import reference
 from lanes.experts.split import split
+from lanes.models.delta_rule import recurrent
+from lanes.models.ops import causal_conv, rms
 from lanes.models.qwen4_exp import moe
+from lanes.models.qwen4_exp.deltanet import L2_EPS
 from shared_experts.layout import RecordLayout
+
+if TYPE_CHECKING:
+    from lanes.kernels.deltanet import DeltaShape
 
 
 def experts(
@@ -58,3 +66,29 @@ def route(
     for id in flat:
         uses[id] += 1
     return ids, weights, expert, pairs, torch.from_numpy(part.slots)
+
+
+def delta_window(
+    shape: DeltaShape, qkv: torch.Tensor, ba: torch.Tensor, taps: torch.Tensor, rate: torch.Tensor,
+    shift: torch.Tensor, tail: torch.Tensor, state: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """One window as lanes.models.qwen4_exp.deltanet computes it: o [R, N, V]; tail and state advance in place."""
+    rows, heads, key = qkv.shape[0], shape.key_heads, shape.key_dim
+    columns = torch.cat((tail, qkv))
+    mixed = F.silu(causal_conv(columns, taps.unbind()))
+    tail.copy_(columns[rows:])
+    keys, v = mixed.split((2 * heads * key, shape.value_heads * shape.value_dim), dim=1)
+    keys = keys.reshape(rows, 2, heads, key)
+    keys = keys * torch.rsqrt(keys.square().sum(-1, keepdim=True) + L2_EPS)
+    keys = keys.repeat_interleave(shape.value_heads // heads, dim=2)
+    b, a = ba.chunk(2, dim=1)
+    g = rate * F.softplus(a + shift)
+    v = v.reshape(rows, shape.value_heads, shape.value_dim)
+    return recurrent(state, keys[:, 0] * key**-0.5, keys[:, 1], v, g, b.sigmoid())
+
+
+def gated_norm(out: torch.Tensor, z: torch.Tensor, norm: torch.Tensor, eps: float, *, silu: bool) -> torch.Tensor:
+    """fp32 [R, N * V]."""
+    gate = z.unflatten(1, out.shape[1:])
+    gate = F.silu(gate) if silu else gate.sigmoid()
+    return (rms(out, eps) * norm * gate).flatten(1)

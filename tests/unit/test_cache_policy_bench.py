@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from bench import cache_policy
+from bench.cache_baselines import least_frequently_used, least_recently_used, tiny_lfu
 from bench.cache_policy import LINK_BYTES_PER_S, RECORD_BYTES, Replay, changed, recorded, run, times
 from lanes.experts import adaptive as rules
-from lanes.experts.policy import Plan, State, Touched
+from lanes.experts.policy import Budget, Plan, State, Touched
 from lanes.experts.trace import TraceHeader, TraceWriter
 
 N = 12
@@ -48,6 +49,37 @@ def test_an_admission_that_goes_unused_is_not_counted_as_used():
     plans = [([], [])] * 4 + [([], [5]), ([5], [6]), ([], [1]), ([], [])]
     figures = run(Replay("x", N, windows, 16), scripted(*plans), 4, 4)
     assert figures["admitted_hit_share"] == pytest.approx(1 / 3, abs=1e-3)
+
+
+@pytest.mark.parametrize("policy", [least_recently_used, least_frequently_used, tiny_lfu])
+def test_baselines_keep_the_invariant_of_policies(policy):
+    rng = np.random.default_rng(1)
+    state, budget = State.empty(40), Budget(9, 3)
+    for _ in range(300):
+        seen = touched(*np.unique(rng.geometric(0.15, 8) % 40).tolist())
+        before, uses = state.resident.copy(), state.uses.copy()
+        after, plan = policy(state, seen, budget)
+        np.testing.assert_array_equal(state.resident, before)
+        np.testing.assert_array_equal(state.uses, uses)
+        assert before[plan.evict].all()
+        assert not before[plan.admit].any()
+        assert np.isin(plan.admit, seen.keys).all()
+        assert len(plan.admit) <= budget.swaps
+        before[plan.evict], before[plan.admit] = False, True
+        np.testing.assert_array_equal(after.resident, before)
+        assert np.count_nonzero(before) <= budget.slots
+        state = after
+
+
+def test_frequency_keeps_what_recency_drops():
+    """A key used ten times outlives two that were used once; it goes only when it has fewer uses than what comes."""
+    budget = Budget(1, 1)
+    windows = [touched(1)] * 10 + [touched(2), touched(3)]
+    for policy, kept in ((least_frequently_used, 1), (tiny_lfu, 1), (least_recently_used, 3)):
+        state = State.empty(5)
+        for window in windows:
+            state, _ = policy(state, window, budget)
+        assert np.flatnonzero(state.resident).tolist() == [kept]
 
 
 def test_a_copy_costs_as_much_link_time_as_a_miss():

@@ -1,0 +1,194 @@
+"""One decode window of a Gated DeltaNet layer in three launches: convolution and norms, the delta rule, the gated norm.
+
+State lags one window behind, so that rejected drafts need no copy to go back to. A window first replays the rows of the
+window before that were accepted (`accepted`, a number on the device, 0..R), writes the state that results, and goes on
+through its own rows without writing. What a replay needs is kept on the device; nothing is read back by the host.
+
+    prepare   columns = the last taps - 1 before the window, then its rows;  silu(conv), q and k normalised per head,
+              decay exp(g), beta; moves tail and pending rows on
+    rule      S <- exp(g) S;  S <- S + k (x) beta (v - S^T k);  o = S^T q      replay, store, then the window's rows
+    finish    rms(o) * w * gate(z)
+
+Not here: products with matrices. fp32 throughout; sums run in another order than on the CPU: equal to rounding.
+
+Letters: R rows (1..4), T taps, N value heads, A key heads, K key size, V value size, C channels (2AK + NV).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from lanes.models.qwen4_exp.deltanet import L2_EPS
+
+# Of the state in one program: 32 columns of 128 keys are 16 KiB; 48 heads of 128 columns are 192 programs, more than
+# there are multiprocessors, and two loads of 16 bytes a thread in each of four steps are in flight.
+COLUMNS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """Sizes of one layer; K and V are powers of two."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+
+    @property
+    def channels(self) -> int:
+        """C."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRows:
+    """Rows ready for the rule: mixed [4, C] (q, k, v behind convolution and norm), decay and beta [4, N], all fp32."""
+
+    mixed: torch.Tensor
+    decay: torch.Tensor
+    beta: torch.Tensor
+
+
+def prepare(
+    shape: DeltaShape, qkv: torch.Tensor, ba: torch.Tensor, taps: torch.Tensor, rate: torch.Tensor,
+    shift: torch.Tensor, tail: torch.Tensor, accepted: torch.Tensor, raw: torch.Tensor, pending: DeltaRows,
+    replay: DeltaRows,
+) -> None:  # fmt: skip
+    """The window's rows from qkv fp32 [R, C] and ba fp32 [R, 2N] (b then a) into `pending`; its rows go to `replay`.
+
+    taps [T, C]; rate (-exp(A_log)) and shift [N]; tail [T - 1, C] moves past the `accepted` (int32 [1]) rows of the
+    window before, whose inputs raw [4, C] holds until this window's replace them. `replay` is scratch that the layers
+    of a model can share.
+    """
+    heads = 2 * shape.key_heads + shape.value_heads
+    assert shape.key_dim == shape.value_dim, "one program convolves one head of either kind"
+    _prepare[(heads + 1,)](
+        qkv, ba, taps, rate, shift, tail, accepted, raw, pending.mixed, pending.decay, pending.beta, replay.mixed,
+        replay.decay, replay.beta, R=qkv.shape[0], BEFORE=raw.shape[0], TAPS=shape.taps, A=shape.key_heads,
+        N=shape.value_heads, NP=triton.next_power_of_2(shape.value_heads), D=shape.key_dim, C=shape.channels,
+        EPS=L2_EPS, num_warps=1,
+    )  # fmt: skip
+
+
+def rule(
+    shape: DeltaShape, state: torch.Tensor, accepted: torch.Tensor, replay: DeltaRows, pending: DeltaRows,
+    out: torch.Tensor,
+) -> None:  # fmt: skip
+    """out fp32 [R, N, V]; state fp32 [N, K, V] gains the accepted rows of `replay`, in place."""
+    columns = min(COLUMNS, shape.value_dim)
+    _rule[(shape.value_dim // columns, shape.value_heads)](
+        state, accepted, replay.mixed, replay.decay, replay.beta, pending.mixed, pending.decay, pending.beta, out,
+        R=out.shape[0], BEFORE=replay.mixed.shape[0], A=shape.key_heads, N=shape.value_heads, K=shape.key_dim,
+        V=shape.value_dim, C=shape.channels, COLUMNS=columns, num_warps=4,
+    )  # fmt: skip
+
+
+def finish(
+    out: torch.Tensor, z: torch.Tensor, norm: torch.Tensor, result: torch.Tensor, eps: float, *, silu: bool
+) -> None:
+    """result [R, N * V] of any float type = rms(out [R, N, V]) * norm [V] * gate(z [R, N * V], rows at any stride)."""
+    rows, heads, value = out.shape
+    _finish[(heads, rows)](
+        out, z, z.stride(0), norm, result, eps, N=heads, V=value, SILU=silu, num_warps=1
+    )  # fmt: skip
+
+
+@triton.jit
+def _column(i: tl.constexpr, at, qkv, tail, raw, count, TAPS: tl.constexpr, C: tl.constexpr):
+    """Channel values of row i of the window; before it (i < 0) come the last one's accepted rows, then the tail."""
+    if i >= 0:
+        value = tl.load(qkv + i * C + at)
+    else:
+        place = count + i  # in the window before; below 0 still further back
+        old = tl.load(tail + (place + TAPS - 1) * C + at, mask=(place < 0) & (at >= 0), other=0.0)
+        value = tl.load(raw + place * C + at, mask=(place >= 0) & (at >= 0), other=0.0) + old
+    return value
+
+
+@triton.jit
+def _prepare(
+    qkv, ba, taps, rate, shift, tail, accepted, raw, mixed, decay, beta, old_mixed, old_decay, old_beta,
+    R: tl.constexpr, BEFORE: tl.constexpr, TAPS: tl.constexpr, A: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
+    D: tl.constexpr, C: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    # A program reads and moves its own channels only, so what it overwrites nobody else needs.
+    head = tl.program_id(0)
+    count = tl.load(accepted)
+    if head < 2 * A + N:
+        at = head * D + tl.arange(0, D)
+        for r in tl.static_range(BEFORE):
+            tl.store(old_mixed + r * C + at, tl.load(mixed + r * C + at))
+        for r in tl.static_range(R):
+            total = tl.zeros((D,), tl.float32)
+            for t in tl.static_range(TAPS):
+                x = _column(r + t - (TAPS - 1), at, qkv, tail, raw, count, TAPS, C)
+                total += tl.load(taps + t * C + at) * x
+            total = total / (1.0 + tl.exp(-total))
+            if head < 2 * A:
+                total *= tl.rsqrt(tl.sum(total * total, axis=0) + EPS)
+            if head < A:
+                total *= D**-0.5
+            tl.store(mixed + r * C + at, total)
+        # In place, oldest first: a row moves towards the front only.
+        for t in tl.static_range(TAPS - 1):
+            tl.store(tail + t * C + at, _column(t - (TAPS - 1), at, qkv, tail, raw, count, TAPS, C))
+        for r in tl.static_range(R):
+            tl.store(raw + r * C + at, tl.load(qkv + r * C + at))
+    else:
+        n = tl.arange(0, NP)
+        known = n < N
+        for r in tl.static_range(BEFORE):
+            tl.store(old_decay + r * N + n, tl.load(decay + r * N + n, mask=known), mask=known)
+            tl.store(old_beta + r * N + n, tl.load(beta + r * N + n, mask=known), mask=known)
+        for r in tl.static_range(R):
+            b = tl.load(ba + r * 2 * N + n, mask=known, other=0.0)
+            a = tl.load(ba + r * 2 * N + N + n, mask=known, other=0.0) + tl.load(shift + n, mask=known, other=0.0)
+            softplus = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
+            g = tl.load(rate + n, mask=known, other=0.0) * softplus
+            tl.store(decay + r * N + n, tl.exp(g), mask=known)
+            tl.store(beta + r * N + n, 1.0 / (1.0 + tl.exp(-b)), mask=known)
+
+
+@triton.jit
+def _rule(
+    state, accepted, before_mixed, before_decay, before_beta, mixed, decay, beta, out, R: tl.constexpr,
+    BEFORE: tl.constexpr, A: tl.constexpr, N: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(1)
+    keys = head // (N // A) * K + tl.arange(0, K)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    values = 2 * A * K + head * V + column
+    place = state + head * (K * V) + tl.arange(0, K)[:, None] * V + column[None, :]
+    s = tl.load(place)  # [K, COLUMNS]
+    count = tl.load(accepted)
+    for r in tl.static_range(BEFORE):
+        if r < count:
+            k = tl.load(before_mixed + r * C + A * K + keys)
+            s *= tl.load(before_decay + r * N + head)
+            wrong = tl.load(before_mixed + r * C + values) - tl.sum(s * k[:, None], axis=0)
+            s += k[:, None] * (tl.load(before_beta + r * N + head) * wrong)[None, :]
+    tl.store(place, s)
+    for r in tl.static_range(R):
+        k = tl.load(mixed + r * C + A * K + keys)
+        q = tl.load(mixed + r * C + keys)
+        s *= tl.load(decay + r * N + head)
+        wrong = tl.load(mixed + r * C + values) - tl.sum(s * k[:, None], axis=0)
+        s += k[:, None] * (tl.load(beta + r * N + head) * wrong)[None, :]
+        tl.store(out + (r * N + head) * V + column, tl.sum(s * q[:, None], axis=0))
+
+
+@triton.jit
+def _finish(out, z, stride, norm, result, eps, N: tl.constexpr, V: tl.constexpr, SILU: tl.constexpr):
+    head, row = tl.program_id(0), tl.program_id(1)
+    v = tl.arange(0, V)
+    o = tl.load(out + (row * N + head) * V + v)
+    o *= tl.rsqrt(tl.sum(o * o, axis=0) / V + eps)
+    gate = tl.load(z + row * stride + head * V + v)
+    gate = (gate if SILU else 1.0) / (1.0 + tl.exp(-gate))
+    tl.store(result + (row * N + head) * V + v, o * tl.load(norm + v) * gate)
