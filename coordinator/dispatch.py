@@ -199,17 +199,18 @@ class Dispatcher:
                 busy_s[run.seat].append(run.left_s(now))
         if all(len(left_s) >= limits.LANE_CAPACITY for left_s in busy_s.values()):
             return False
+        order = [entry for entry, _ in self._queue.order(now)]
         patience_s = []
-        for entry, _ in self._queue.order(now):
-            waited_s = 0.0 if entry.could_have_begun is None else now - entry.could_have_begun
-            job = _job(entry, waited_s)
-            placed = self._placer.place(job, busy_s, limits.LANE_CAPACITY)
-            if isinstance(placed, Placed):
-                self._dispatch(entry, job, placed, now)
-                return True
-            if entry.could_have_begun is None:
-                entry.could_have_begun = now
-            patience_s.append(placed.seconds)
+        for others in (True, False) if len(order) > 1 else (False,):  # whom a free lane suits goes first
+            for entry in order:
+                if entry.could_have_begun is None:
+                    entry.could_have_begun = now
+                job = _job(entry, now - entry.could_have_begun, others=others)
+                placed = self._placer.place(job, busy_s, limits.LANE_CAPACITY)
+                if isinstance(placed, Placed):
+                    self._dispatch(entry, job, placed, now)
+                    return True
+                patience_s.append(placed.seconds)
         self._look_again(min(patience_s))
         return False
 
@@ -220,7 +221,7 @@ class Dispatcher:
 
     def _dispatch(self, entry: _Entry, job: Job, placed: Placed, now: float) -> None:
         generation, seat, ticket = entry.generation, placed.seat, entry.ticket
-        self._queue.remove(ticket.id)
+        self._queue.take(ticket, now)
         self._placer.placed(job, seat)
         entry.could_have_begun = None
         if not entry.charged:  # who lost a lane does not pay twice
@@ -350,7 +351,7 @@ class Dispatcher:
         self._pump()
 
 
-def _job(entry: _Entry, waited_s: float) -> Job:
+def _job(entry: _Entry, waited_s: float, *, others: bool) -> Job:
     request, emitted = entry.generation.request, entry.generation.tokens_seen
     session = None if request.session is None else f"{request.tenant.name}\0{request.session}"
-    return Job(session, len(request.prompt_ids) + emitted, request.max_tokens - emitted, entry.chains, waited_s)
+    return Job(session, len(request.prompt_ids) + emitted, request.max_tokens - emitted, entry.chains, waited_s, others)

@@ -1,12 +1,12 @@
 """The requests that wait, in fair order. Pure: no clock, no loop, no knowledge of what a request is.
 
-    handed back by a lane ─▶ interactive ─▶ default ─▶ batch        a class better for every AGEING_S of waiting
+    handed back by a lane ─▶ interactive ─▶ default ─▶ batch        a class better for every AGEING_S without service
                              └─ tenant with the fewest tokens ─▶ its flow with the fewest ─▶ first come
 
 Not here: who has had how much (shares), which lane (placement). Invariants: at most `bound` requests and
 `limits.QUEUE_BYTES`, and of a tenant at most what it may have; a request that is gone has left; a request that a lane
-handed back was admitted once and needs no room; every request that waits is at the best class in the end, and there the
-one with the fewest tokens is next, so none starves.
+handed back was admitted once and needs no room. A class of a tenant ages only while nothing of it is served: then it is
+at the best class in the end, so none starves, and a tenant with a long line gets no better by its length.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class FairQueue(Generic[_T]):
         self._number = self._handed_back = 0
         self._bytes = 0
         self._of_tenant: dict[str, int] = {}
+        self._served_at: dict[tuple[str, Priority], float] = {}  # of a tenant's class, last
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -98,11 +99,16 @@ class FairQueue(Generic[_T]):
             del self._of_tenant[name]
         return True
 
+    def take(self, ticket: Ticket, now: float) -> None:
+        """Takes a request out because its turn has come."""
+        self.remove(ticket.id)
+        self._served_at[ticket.tenant.name, ticket.priority] = now
+
     def order(self, now: float) -> Iterator[tuple[_T, Ticket]]:
         """In fair order, as if each were charged when its turn comes. Do not change the queue before the last one."""
         levels: dict[int, list[_Waiting[_T]]] = {}
         for waiting in self._waiting.values():
-            levels.setdefault(_level(waiting, now), []).append(waiting)
+            levels.setdefault(self._level(waiting, now), []).append(waiting)
         ahead: dict[str, float] = {}  # tokens of those before, by tenant and by flow
         ahead_of_flow: dict[tuple[str, str], float] = {}
         for level in sorted(levels):
@@ -167,9 +173,10 @@ class FairQueue(Generic[_T]):
         heapq.heapify(heap)
         return heap
 
-
-def _level(waiting: _Waiting[_T], now: float) -> int:
-    if waiting.number < 0:
-        return -1
-    aged = int(max(0.0, now - waiting.ticket.arrived) / limits.AGEING_S)
-    return max(int(Priority.INTERACTIVE), int(waiting.ticket.priority) - aged)
+    def _level(self, waiting: _Waiting[_T], now: float) -> int:
+        if waiting.number < 0:
+            return -1
+        ticket = waiting.ticket
+        since = max(ticket.arrived, self._served_at.get((ticket.tenant.name, ticket.priority), ticket.arrived))
+        aged = int(max(0.0, now - since) / limits.AGEING_S)
+        return max(int(Priority.INTERACTIVE), int(ticket.priority) - aged)

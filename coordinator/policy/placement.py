@@ -2,9 +2,11 @@
 
     until it is free + (prompt - remembered) / prefill rate + output / decode rate,   more while its cache is cold
 
+While others wait, reading again costs them, too: then a request first lets those pass whom a free lane suits better.
+
 Not here: where the figures come from (placer). Invariants: never a lane that may not begin; the order of the argument
-changes nothing; a request waits for a busy lane only while that is the quicker way, and never longer than going
-elsewhere would have cost, so it always gets on.
+changes nothing; a request waits for a busy lane only while that is the quicker way, and no longer than going elsewhere
+would have cost, and lets others pass for `limits.PASSING` times that at most: so it always gets on.
 """
 
 from __future__ import annotations
@@ -55,16 +57,21 @@ def work_s(lane: LaneSight, prompt_tokens: int, output_tokens: float) -> float:
     return seconds * (1.0 + limits.COLD_COST * (1.0 - lane.warmth))
 
 
-def choose(lanes: Iterable[LaneSight], prompt_tokens: int, output_tokens: float, waited_s: float) -> Go | Wait:
-    """`waited_s`: how long the request has already waited although a lane was free."""
+def choose(
+    lanes: Iterable[LaneSight], prompt_tokens: int, output_tokens: float, waited_s: float, *, others: bool = False
+) -> Go | Wait:
+    """`waited_s`: how long the request has waited although a lane was free. `others`: some wait, too."""
     sights = list(lanes)
-    costs = {lane.name: lane.wait_s + work_s(lane, prompt_tokens, output_tokens) for lane in sights}
+    works = {lane.name: work_s(lane, prompt_tokens, output_tokens) for lane in sights}
+    costs = {lane.name: lane.wait_s + works[lane.name] for lane in sights}
     free = [lane for lane in sights if lane.free]
     if not free:
         return Wait(float("inf"))
     least = min(costs[lane.name] for lane in free)
     busy = min((costs[lane.name] for lane in sights if not lane.free), default=float("inf"))
     patience_s = least - busy - waited_s
+    if others:
+        patience_s = max(patience_s, limits.PASSING * (least - min(works.values())) - waited_s)
     if patience_s > _EQUAL_S:
         return Wait(patience_s)
     equal = [lane for lane in free if costs[lane.name] <= least * _EQUAL + _EQUAL_S]

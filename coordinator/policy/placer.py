@@ -29,7 +29,8 @@ class Job:
     prompt_tokens: int
     max_tokens: int
     chains: Sequence[bytes] = ()
-    waited_s: float = 0.0
+    waited_s: float = 0.0  # although a lane was free
+    others: bool = False  # wait, too, and may suit a free lane better
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Placer:
             )
             for seat, left_s in busy_s.items()
         }
-        chosen = choose(sights.values(), job.prompt_tokens, output_tokens, job.waited_s)
+        chosen = choose(sights.values(), job.prompt_tokens, output_tokens, job.waited_s, others=job.others)
         if isinstance(chosen, Wait):
             return chosen
         seat = next(seat for seat in busy_s if seat.lane == chosen.lane)

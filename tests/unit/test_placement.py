@@ -50,6 +50,16 @@ def test_a_busy_lane_is_waited_for_only_while_that_is_quicker() -> None:
     assert choose([], 1, 1, 0) == Wait(float("inf"))
 
 
+def test_while_others_wait_a_request_lets_them_pass_for_a_bounded_time() -> None:
+    home = lane("home", free=False, wait_s=100.0, remembered_tokens=10_000.0)
+    other = lane("other")
+    assert choose([home, other], 10_001, 20, 0) == Go("other")
+    bound_s = limits.PASSING * 10.0
+    assert choose([home, other], 10_001, 20, 0, others=True) == Wait(pytest.approx(bound_s))
+    assert choose([home, other], 10_001, 20, bound_s, others=True) == Go("other")
+    assert choose([home, replace(other, remembered_tokens=10_000.0)], 10_001, 20, 0, others=True) == Go("other")
+
+
 def test_a_cold_lane_ramps_in() -> None:
     assert choose([lane("cold", warmth=0.0), lane("warm", last_turn=5)], 100, 20, 0) == Go("warm")
     assert choose([lane("cold", warmth=0.0), lane("warm", free=False, wait_s=9.0)], 100, 20, 0) == Go("cold")

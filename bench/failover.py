@@ -1,0 +1,168 @@
+"""Answers under lane kills against undisturbed ones: `python -m bench.failover PACK`.
+
+Several streams ask a running cluster the same greedy questions again and again while busy lanes are killed. Every
+answer is compared with the one that the same question got before any kill. Not here: how the coordinator heals
+(dispatch). Equal means the same ids up to the first place where the two likeliest tokens are closer than the
+tolerance; what comes after such a place may differ and is counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from bench import result
+from bench.cluster import Cluster
+from laneproto.v1 import admin_pb2, admin_pb2_grpc, lane_pb2, serve_pb2, serve_pb2_grpc
+
+TOLERANCE = 2e-4  # of logprobs; the contract's for fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A complete answer."""
+
+    ids: tuple[int, ...]
+    margins: tuple[float, ...]  # between the two likeliest tokens, at each place
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the streams saw."""
+
+    equal: int = 0
+    margin_equal: int = 0
+    different: int = 0
+    failed: list[str] = field(default_factory=list)
+    longest_pause_s: float = 0.0
+
+
+def compare(truth: Said, said: Said) -> str:
+    """`equal`, `margin_equal` or `different`."""
+    for place, (ours, theirs) in enumerate(zip(truth.ids, said.ids, strict=False)):
+        if ours != theirs:
+            return "margin_equal" if truth.margins[place] <= TOLERANCE else "different"
+    return "equal" if len(truth.ids) == len(said.ids) else "different"
+
+
+async def ask(stub: serve_pb2_grpc.ExpresswayStub, prompt: list[int], max_tokens: int) -> tuple[Said | str, float]:
+    """An answer, or the code of the error that it got; and the longest pause between two events."""
+    request = serve_pb2.GenerateRequest(
+        token_ids=serve_pb2.TokenIds(ids=prompt), max_tokens=max_tokens, logprobs=2, ignore_eos=True
+    )
+    ids: list[int] = []
+    margins: list[float] = []
+    longest_s, last = 0.0, time.monotonic()
+    try:
+        async for event in stub.Generate(request):
+            longest_s, last = max(longest_s, time.monotonic() - last), time.monotonic()
+            for token in event.delta.tokens:
+                ids.append(token.id)
+                margins.append(token.top[0].logprob - token.top[1].logprob)
+            if event.HasField("finished") and event.finished.reason == lane_pb2.FINISH_REASON_ERROR:
+                return event.finished.error_code, longest_s
+    except grpc.aio.AioRpcError as error:
+        return str(error.code()), longest_s
+    return Said(tuple(ids), tuple(margins)), longest_s
+
+
+async def kill_lanes(
+    stub: serve_pb2_grpc.ExpresswayStub, admin: admin_pb2_grpc.AdminStub, kills: int, end: float
+) -> int:
+    """Kills busy lanes, one at a time and only while another one serves; how many."""
+    chance, done, killed = random.Random(0), 0, 0  # noqa: S311  which lane, nothing secret
+    while done < kills and time.monotonic() < end:
+        await asyncio.sleep(0.1)
+        lanes = (await stub.ListLanes(serve_pb2.ListLanesRequest())).lanes
+        for lane in lanes:
+            if lane.state == "quarantined":  # three crashes in ten minutes, by intention
+                await admin.Undrain(admin_pb2.LaneName(lane=lane.lane))
+        serving = [lane for lane in lanes if lane.state in ("ready", "busy")]
+        busy = [lane for lane in serving if lane.state == "busy" and lane.pid != killed]
+        if len(serving) < 2 or not busy:
+            continue
+        await asyncio.sleep(chance.uniform(0.0, 0.3))
+        killed = chance.choice(busy).pid
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(killed, signal.SIGKILL)
+            done += 1
+    return done
+
+
+async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, object]:
+    """The whole run."""
+    prompts = [[3 + (17 * stream + step) % 200 for step in range(12)] for stream in range(options.streams)]
+    tally, stop = Tally(), asyncio.Event()
+    async with (
+        grpc.aio.insecure_channel(cluster.grpc) as channel,
+        grpc.aio.insecure_channel(f"unix:{cluster.run_dir}/coordinator.sock") as operator,
+    ):
+        stub = serve_pb2_grpc.ExpresswayStub(channel)
+        truths: list[Said] = []
+        for prompt in prompts:
+            said, _ = await ask(stub, prompt, options.max_tokens)
+            assert isinstance(said, Said), said
+            truths.append(said)
+
+        async def stream(number: int) -> None:
+            while not stop.is_set():
+                said, pause_s = await ask(stub, prompts[number], options.max_tokens)
+                tally.longest_pause_s = max(tally.longest_pause_s, pause_s)
+                if isinstance(said, str):
+                    tally.failed.append(said)
+                else:
+                    verdict = compare(truths[number], said)
+                    setattr(tally, verdict, getattr(tally, verdict) + 1)
+
+        begin = time.monotonic()
+        streams = [asyncio.create_task(stream(number)) for number in range(options.streams)]
+        kills = await kill_lanes(stub, admin_pb2_grpc.AdminStub(operator), options.kills, begin + options.seconds)
+        stop.set()
+        await asyncio.gather(*streams)
+    return {
+        "kills": kills,
+        "streams": options.streams,
+        "equal": tally.different == 0 and not tally.failed,
+        "answers": {
+            "equal": tally.equal, "margin_equal": tally.margin_equal, "different": tally.different,
+            "failed": sorted(tally.failed),
+        },
+        "longest_pause_s": round(tally.longest_pause_s, 3),
+        "seconds": round(time.monotonic() - begin, 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Runs it and prints the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pack", type=Path)
+    parser.add_argument("--lanes", type=int, default=3)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="give up killing after so long")
+    parser.add_argument("--max-tokens", type=int, default=150)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    serve = ["--lanes", str(options.lanes), "--cluster", f"failover-{os.getpid()}", "--http", "127.0.0.1:0"]
+    with Cluster(options.pack, [*serve, "--grpc", "127.0.0.1:0", "--page", "off"], quiet=True) as cluster:
+        measured = asyncio.run(measure(cluster, options))
+    framed = result.frame(
+        "bench.failover", [option for option in sys.argv[1:] if option.startswith("--") and "out" not in option],
+        pack={"name": options.pack.name}, packages=("expressway", "grpcio"),
+        conditions={"lanes": options.lanes, "max_tokens": options.max_tokens, "device": "cpu", "greedy": True},
+    )  # fmt: skip
+    result.write({**framed, **measured}, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The simulator: everybody is served once, nothing happens twice in different ways, and its bounds are bounds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.agent_traces import TRACES, Turn, conversations, read_trace
+from bench.failover import TOLERANCE, Said, compare
+from bench.placement import RULES, Hardware, Simulation, batch_bound_s
+
+SMALL = Hardware(lanes=2)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_turn_is_served_once_and_a_run_is_a_function_of_its_arguments(rule: str) -> None:
+    trace = conversations(5, 4, seed=3)
+    simulation = Simulation(trace, rule, SMALL)
+    figures = simulation.run()
+    done = simulation._done
+    assert sorted((asked.turn.session, asked.turn.think_s) for asked in done) == sorted(
+        (turn.session, turn.think_s) for turns in trace for turn in turns
+    )
+    assert all(asked.arrived <= asked.began <= asked.first_token <= asked.ended for asked in done)
+    assert Simulation(conversations(5, 4, seed=3), rule, SMALL).run() == figures
+    assert figures.read_again_tokens >= 0
+    assert figures.refused == 0
+
+
+def test_the_ideal_reads_nothing_twice_and_one_lane_is_one_lane() -> None:
+    trace = conversations(3, 4, seed=1)
+    assert Simulation(trace, "ideal", SMALL).run().read_again_tokens == 0
+    alone = Hardware(lanes=1)
+    ours = Simulation([trace[0]], "ours", alone).run()
+    assert ours == Simulation([trace[0]], "ideal", alone).run()
+    assert ours.wait_p95 == 0
+
+
+def test_no_makespan_is_below_the_bound() -> None:
+    batch = TRACES["batch-of-30"]()
+    bound_s = batch_bound_s(batch, SMALL)
+    for rule in RULES:
+        assert Simulation(batch, rule, SMALL).run().makespan >= bound_s - 0.1
+
+
+def test_ours_keeps_up_with_a_scheduler_that_is_never_idle_and_never_reads_twice() -> None:
+    trace = TRACES["9-conversations"]()
+    ours, ideal = (Simulation(trace, rule, Hardware()).run() for rule in ("ours", "ideal"))
+    assert ours.output_tokens_per_s >= 0.95 * ideal.output_tokens_per_s
+
+
+def test_a_recorded_trace_and_what_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    turn = {"session": "a", "new_tokens": 5, "output_tokens": 2, "think_s": 0.5}
+    path.write_text("".join(json.dumps(each) + "\n" for each in (turn, turn | {"session": "b"}, turn)))
+    assert read_trace(path) == [[Turn("a", 5, 2, 0.5)] * 2, [Turn("b", 5, 2, 0.5)]]
+    for wrong in (
+        {},
+        turn | {"new_tokens": 0},
+        turn | {"think_s": -1},
+        turn | {"x": 1},
+        turn | {"session": "x" * 5000},
+    ):
+        path.write_text(json.dumps(turn) + "\n" + json.dumps(wrong) + "\n")
+        with pytest.raises(ValueError, match="line 2"):
+            read_trace(path)
+
+
+def test_answers_are_equal_up_to_a_place_that_is_too_close_to_call() -> None:
+    truth = Said((1, 2, 3), (1.0, TOLERANCE, 1.0))
+    assert compare(truth, Said((1, 2, 3), ())) == "equal"
+    assert compare(truth, Said((1, 9, 9), ())) == "margin_equal"
+    assert compare(truth, Said((1, 2, 9), ())) == "different"
+    assert compare(truth, Said((1, 2), ())) == "different"
