@@ -25,6 +25,7 @@ from coordinator.service import run_coordinator
 @click.option("--page", metavar="HOST:PORT", help="Open the page and /metrics there.")
 @click.option("--owner", type=click.Path(path_type=Path), help="The owner's socket, for the page.")
 @click.option("--trace-requests", type=click.Path(path_type=Path), help="A directory for traces of requests.")
+@click.option("--tenants", type=click.Path(path_type=Path), help="The file of keys, which need not be there.")
 @click.option("--drain-s", type=float, default=10.0, help="How long running answers may go on after SIGTERM.")
 @click.option("--log-json", is_flag=True)
 def command(
@@ -35,6 +36,7 @@ def command(
     page: str | None,
     owner: Path | None,
     trace_requests: Path | None,
+    tenants: Path | None,
     drain_s: float,
     log_json: bool,
 ) -> None:
@@ -49,6 +51,7 @@ def command(
         parse_page(page) if page else None,
         owner,
         trace_requests,
+        tenants,
     )
     asyncio.run(run_coordinator(config))
 

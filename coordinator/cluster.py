@@ -24,7 +24,7 @@ from coordinator.launchers import open_launcher
 from coordinator.plan import plan_cluster, plan_lane
 from coordinator.rundir import RunDir
 from coordinator.startup import OnProgress, Ready, wait_ready
-from coordinator.supervisor import Managed, Supervisor, serve_keepers
+from coordinator.supervisor import COORDINATOR, Managed, Supervisor, serve_keepers
 
 log = structlog.get_logger()
 
@@ -145,7 +145,8 @@ async def _live(
     addresses."""
     run_dir.write_cluster(Running(config, run_dir.path, None, {"supervisor": os.getpid()}).to_json())
     await supervisor.start_all()
-    ready = await wait_ready(supervisor, run_dir.socket("owner"), str(config.grpc), config.start_timeout_s, on_progress)
+    door = f"unix:{run_dir.socket(COORDINATOR)}"  # opened after the public ones, and needs no key
+    ready = await wait_ready(supervisor, run_dir.socket("owner"), door, config.start_timeout_s, on_progress)
     announced = False
     while True:
         seen = supervisor.version

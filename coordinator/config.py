@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,6 +91,21 @@ class ServeConfig:
     start_timeout_s: float
     park_bytes: int = 0  # of the host's pool for parked conversations
     trace_requests: Path | None = None  # a directory for traces of requests
+    tenants: Path | None = None  # the file of keys; it need not be there
+
+
+def default_tenants(env: Mapping[str, str]) -> Path:
+    """The file of keys that is taken when it is there and none was named."""
+    base = env.get("XDG_CONFIG_HOME", "")
+    root = Path(base) if base.startswith("/") else Path(env.get("HOME") or "/") / ".config"
+    return root / "expressway" / "tenants.json"
+
+
+def named_tenants(path: Path | None, env: Mapping[str, str]) -> Path:
+    """The file of keys to look at: one that was named must be there. BadOption when it is not."""
+    if path is not None and not path.is_file():
+        raise BadOption(f"--tenants {path}: no such file; `expressway keys add NAME --tenants FILE` makes one")
+    return (path or default_tenants(env)).absolute()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +120,7 @@ class CoordinatorConfig:
     page: Address | None = None
     owner_socket: Path | None = None  # of the region's owner
     trace_requests: Path | None = None  # a directory
+    tenants: Path | None = None  # the file of keys; it need not be there
 
     @property
     def run_dir(self) -> Path:

@@ -9,6 +9,8 @@
     │   ├── TokenOutOfRange          token_out_of_range        no         400   INVALID_ARGUMENT
     │   ├── ContextLengthExceeded    context_length_exceeded   no         400   INVALID_ARGUMENT
     │   ├── TokenizerMissing         tokenizer_missing         no         400   FAILED_PRECONDITION
+    │   ├── Unauthorized             unauthorized              no         401   UNAUTHENTICATED
+    │   ├── Forbidden                forbidden                 no         403   PERMISSION_DENIED
     │   ├── ModelNotFound            model_not_found           no         404   NOT_FOUND
     │   ├── RouteNotFound            not_found                 no         404   UNIMPLEMENTED
     │   ├── MethodNotAllowed         method_not_allowed        no         405   UNIMPLEMENTED
@@ -128,6 +130,22 @@ class TokenizerMissing(RequestError):
 
     code = "tokenizer_missing"
     grpc = "FAILED_PRECONDITION"
+
+
+class Unauthorized(RequestError):
+    """No key, or none that counts."""
+
+    code = "unauthorized"
+    http = 401
+    grpc = "UNAUTHENTICATED"
+
+
+class Forbidden(RequestError):
+    """A web page of another host asks."""
+
+    code = "forbidden"
+    http = 403
+    grpc = "PERMISSION_DENIED"
 
 
 class ModelNotFound(RequestError):

@@ -18,9 +18,11 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from coordinator import limits
+from coordinator.auth import Auth
 from coordinator.config import Address
 from coordinator.dispatch import Dispatcher
 from coordinator.doors.grpc import SERVER_OPTIONS, SERVICE, ExpresswayServicer
+from coordinator.doors.guard import Guard
 from coordinator.doors.health import HealthFollower
 from coordinator.doors.http import build_app
 from coordinator.doors.listen import ProtocolLog, listen_http
@@ -66,6 +68,7 @@ async def start_doors(
     queue_requests: int = limits.QUEUE_REQUESTS,
     recorder: Recorder | None = None,
     journal: Journal | None = None,
+    auth: Auth | None = None,
 ) -> Doors:
     """Opens both doors. `tokenizer_dir` holds the pack's tokenizer and generation config, or none of them.
 
@@ -75,7 +78,7 @@ async def start_doors(
     generation = await asyncio.to_thread(GenerationConfig.load, tokenizer_dir)
     chat_format = await asyncio.to_thread(ChatFormat.load, tokenizer_dir)
     dispatcher = Dispatcher(roster, queue_bound=queue_requests)
-    serving = Serving(roster, dispatcher, TextDesk(tokenizer, chat_format), generation, recorder, journal)
+    serving = Serving(roster, dispatcher, TextDesk(tokenizer, chat_format), generation, recorder, journal, auth)
     health = HealthFollower(roster, SERVICE)
     await health.follow()
     runner = _runner(serving)
@@ -105,7 +108,9 @@ def _runner(serving: Serving) -> web.AppRunner:
 
 
 def _server(serving: Serving, health: HealthFollower) -> aio.Server:
-    server = aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=limits.GRPC_CALLS)
+    server = aio.server(
+        interceptors=[Guard(serving.auth)], options=SERVER_OPTIONS, maximum_concurrent_rpcs=limits.GRPC_CALLS
+    )
     serve_pb2_grpc.add_ExpresswayServicer_to_server(ExpresswayServicer(serving), server)
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)

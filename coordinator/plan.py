@@ -34,6 +34,7 @@ def plan_cluster(
         *("--owner", str(run_dir.socket(OWNER))),
         *(("--page", str(config.page)) if config.page else ()),
         *(("--trace-requests", str(config.trace_requests)) if config.trace_requests else ()),
+        *(("--tenants", str(config.tenants)) if config.tenants else ()),
         *("--drain-s", str(config.drain_s)),
         *(("--log-json",) if log_json else ()),
     )

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 
 import structlog
 
+from coordinator.auth import Auth
 from coordinator.config import CoordinatorConfig
 from coordinator.doors.admin import admin_door
 from coordinator.doors.page import start_page
@@ -50,11 +51,12 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
                 grpc_at=config.grpc,
                 recorder=metrics,
                 journal=Journal(traces.write if traces else None),
+                auth=Auth(config.tenants),
             )
             operations = Operations(roster, doors.serving.dispatcher.running)
             async with (
                 _page(metrics, roster, doors, config),
-                admin_door(operations, config.run_dir / "coordinator.sock"),
+                admin_door(operations, config.run_dir / "coordinator.sock", doors.serving),
             ):
                 log.info("serving", http=str(doors.http), grpc=str(doors.grpc), page=str(config.page or "off"))
                 await stop.wait()

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, replace
 
 from coordinator.answer import Answer
+from coordinator.auth import Auth
 from coordinator.dispatch import Dispatcher
 from coordinator.errors import ModelNotFound, NoLane
 from coordinator.generation_config import GenerationConfig
@@ -48,6 +49,7 @@ class Serving:
         generation: GenerationConfig | None = None,
         recorder: Recorder | None = None,
         journal: Journal | None = None,
+        auth: Auth | None = None,
     ) -> None:
         self._roster = roster
         self.dispatcher = dispatcher
@@ -55,6 +57,7 @@ class Serving:
         self.generation = generation or GenerationConfig()
         self.recorder = recorder or Silent()
         self.journal = journal or Journal()
+        self.auth = auth or Auth()
         self._model: ModelView | None = None
         self._unsubscribe = roster.subscribe(self._look)
         self._look()

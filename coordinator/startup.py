@@ -39,7 +39,7 @@ class Ready:
 async def wait_ready(
     supervisor: Supervisor, owner_socket: Path, public: str, timeout_s: float, on_progress: OnProgress
 ) -> Ready:
-    """Follow the start; `public` is the gRPC target of the public door. StartFailed carries the reason."""
+    """Follow the start; `public` is a gRPC target of the public service. StartFailed carries the reason."""
     began = time.monotonic()
     lanes = {name for name, keeper in supervisor.keepers.items() if keeper.managed.address}
     async with grpc.aio.insecure_channel(public, options=_FAST_RECONNECT) as channel:

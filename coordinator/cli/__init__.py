@@ -18,7 +18,8 @@ from coordinator.cli.failure import fail
 from coordinator.errors import CoordinatorError, Interrupted
 
 COMMANDS = (
-    "pack", "inspect", "verify", "plan", "serve", "generate", "status", "lane", "doctor", "draft-vocab", "bench",
+    "pack", "inspect", "verify", "plan", "serve", "generate", "status", "lane", "keys", "doctor", "draft-vocab",
+    "bench",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ Not here: who serves. Invariant: the object's `token_ids` are all tokens of the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -55,9 +56,13 @@ async def ask(
 ) -> Collected:
     """The whole answer; `on_text` sees each piece as it comes. Raises what the server said when it refuses."""
     answer = Collected()
+    key = os.environ.get("EXPRESSWAY_API_KEY")  # an option would show it to every user of this host
+    metadata = (("authorization", f"Bearer {key}"),) if key else ()
     async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
         try:
-            async for event in serve_pb2_grpc.ExpresswayStub(channel).Generate(request, timeout=timeout_s):
+            async for event in serve_pb2_grpc.ExpresswayStub(channel).Generate(
+                request, timeout=timeout_s, metadata=metadata
+            ):
                 _take(answer, event, on_text, request.HasField("logprobs"))
         except grpc.aio.AioRpcError as error:
             raise refusal(error) from None

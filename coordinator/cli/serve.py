@@ -29,6 +29,7 @@ from coordinator.config import (
     ServeConfig,
     check_device,
     check_pack,
+    named_tenants,
 )
 from coordinator.logs import configure_logging
 from coordinator.pack_facts import read_facts
@@ -40,6 +41,8 @@ from coordinator.pack_facts import read_facts
 @lane_options
 @click.option("--park", "park_bytes", type=SIZE, default=DEFAULT_PARK, show_default=True, metavar="SIZE",
               help="Host memory for conversations that left a lane's; any lane takes them back. 0: none.")  # fmt: skip
+@click.option("--tenants", type=click.Path(path_type=Path), metavar="FILE",
+              help="Keys, made by `expressway keys`. Default: ~/.config/expressway/tenants.json, if any.")  # fmt: skip
 @click.option("--launcher", type=click.Choice(["local", "ray"]), default="local", show_default=True)
 @click.option(
     "--http", type=HTTP, default=DEFAULT_HTTP, show_default=True, metavar="HOST:PORT", help="Port 0: a free one."
@@ -64,6 +67,7 @@ def command(
     pack: Path,
     lanes: int,
     park_bytes: int,
+    tenants: Path | None,
     launcher: str,
     http: Address,
     grpc: Address,
@@ -94,6 +98,7 @@ def command(
         start_timeout_s=start_timeout_s,
         park_bytes=park_bytes,
         trace_requests=trace_requests,
+        tenants=named_tenants(tenants, dict(os.environ)),
     )
     facts = read_facts(options.pack)
     facts.check_context(options.context_tokens)

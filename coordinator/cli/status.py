@@ -48,7 +48,7 @@ def command(cluster: str | None, as_json: bool) -> None:
     owner = ask_owner(run_path(cluster, env) / "owner.sock")
     if not found.get("ready"):
         raise RunDirError(f"cluster {cluster!r} is not ready yet: owner {owner or 'starting'}")
-    state = asyncio.run(ask_cluster(str(found.get("grpc"))))
+    state = asyncio.run(ask_cluster(f"unix:{run_path(cluster, env)}/coordinator.sock"))
     state = {
         "cluster": cluster,
         **{key: found.get(key) for key in ("http", "grpc", "page", "run_dir", "pack", "launcher", "pids")},
@@ -62,7 +62,7 @@ def command(cluster: str | None, as_json: bool) -> None:
 
 
 async def ask_cluster(target: str) -> dict[str, Any]:
-    """Lanes and model, from the public door."""
+    """Lanes and model, from the coordinator's own socket, which needs no key."""
     async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
         stub = serve_pb2_grpc.ExpresswayStub(channel)
         try:

@@ -15,11 +15,14 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 
+from coordinator.auth import Auth
+from coordinator.doors.grpc import ExpresswayServicer
 from coordinator.errors import CoordinatorError
 from coordinator.grpc_server import start_server
 from coordinator.lane_client import ERROR_CODE_KEY
 from coordinator.operations import Operations, Progress
-from laneproto.v1 import admin_pb2, admin_pb2_grpc
+from coordinator.serving import Serving
+from laneproto.v1 import admin_pb2, admin_pb2_grpc, serve_pb2_grpc
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -63,12 +66,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
 
 @contextlib.asynccontextmanager
-async def admin_door(operations: Operations, socket: Path) -> AsyncIterator[None]:
+async def admin_door(operations: Operations, socket: Path, serving: Serving | None = None) -> AsyncIterator[None]:
     """The door, open."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(socket)  # of a coordinator that was killed; the supervisor runs one at a time
     server = grpc.aio.server()
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(operations), server)
+    if serving is not None:  # who may open this socket needs no key
+        serve_pb2_grpc.add_ExpresswayServicer_to_server(ExpresswayServicer(serving, Auth()), server)
     server.add_insecure_port(f"unix:{socket}")
     await start_server(server)
     os.chmod(socket, 0o600)

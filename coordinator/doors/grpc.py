@@ -17,15 +17,17 @@ import structlog
 
 from coordinator import limits
 from coordinator.answer import Answer, Final, Piece
+from coordinator.auth import Auth
+from coordinator.doors.caller import parse_caller
 from coordinator.errors import BadRequest, CoordinatorError, InternalError, SlowReader
 from coordinator.generation import Begun
 from coordinator.lane_client import ERROR_CODE_KEY
-from coordinator.request import Draft, check_session
+from coordinator.request import Draft
 from coordinator.sampling import Defaults, Wanted
 from coordinator.serving import Serving
 from laneproto.v1 import lane_pb2, serve_pb2, serve_pb2_grpc
 
-SESSION_KEY = "x-session-id"
+RETRY_AFTER_KEY = "retry-after"
 SERVICE = serve_pb2.DESCRIPTOR.services_by_name["Expressway"].full_name
 
 _log = structlog.get_logger("grpc")
@@ -53,8 +55,9 @@ Context: TypeAlias = grpc.aio.ServicerContext
 class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
     """The service on one `Serving`."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, auth: Auth | None = None) -> None:
         self._serving = serving
+        self._auth = auth or serving.auth  # of the door that this is
 
     async def Generate(self, request: serve_pb2.GenerateRequest, context: Context) -> None:
         """One generation."""
@@ -107,6 +110,9 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
 
     async def _submit(self, request: serve_pb2.GenerateRequest, context: Context, request_id: str) -> Answer:
         serving = self._serving
+        head = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+        tenant = self._auth.tenant(head.get("authorization"), head.get("x-api-key"))
+        caller = parse_caller(head, request_id, tenant)
         match request.WhichOneof("prompt"):
             case "text":
                 model = serving.model()
@@ -131,7 +137,11 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
             logprobs=request.HasField("logprobs"),
             top_logprobs=request.logprobs if request.HasField("logprobs") else 0,
             top_logprobs_param="logprobs",
-            session=_session(request, context),
+            session=caller.session or request.session or None,
+            parent_session=caller.parent_session,
+            tenant=caller.tenant,
+            priority=caller.priority,
+            timeout_s=caller.timeout_s,
         )
         return serving.submit(draft, request_id=request_id, door="grpc")
 
@@ -181,13 +191,6 @@ def _failed(answer: Answer, error: CoordinatorError) -> serve_pb2.Finished:
     )
 
 
-def _session(request: serve_pb2.GenerateRequest, context: Context) -> str | None:
-    for key, value in context.invocation_metadata() or ():
-        if key == SESSION_KEY and isinstance(value, str):
-            return check_session(value, SESSION_KEY)
-    return request.session or None
-
-
 async def _write(context: Context, response: serve_pb2.GenerateResponse) -> None:
     try:
         async with asyncio.timeout(limits.WRITE_STALL_S):
@@ -198,5 +201,8 @@ async def _write(context: Context, response: serve_pb2.GenerateResponse) -> None
 
 async def _abort(context: Context, error: CoordinatorError) -> NoReturn:
     details = f"{error.message} (field {error.param})" if error.param else error.message
-    await context.abort(grpc.StatusCode[error.grpc], details, trailing_metadata=((ERROR_CODE_KEY, error.code),))
+    trailing = [(ERROR_CODE_KEY, error.code)]
+    if error.retryable:
+        trailing.append((RETRY_AFTER_KEY, f"{error.retry_after_s or limits.RETRY_AFTER_S:g}"))
+    await context.abort(grpc.StatusCode[error.grpc], details, trailing_metadata=tuple(trailing))
     raise AssertionError("abort always raises")

@@ -8,6 +8,7 @@ echoed only after a check.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -24,24 +25,29 @@ from coordinator.apis.writer import dump
 from coordinator.doors.answering import QUEUED_KEY, respond
 from coordinator.doors.caller import parse_caller
 from coordinator.doors.endpoints import ENDPOINTS, MESSAGES
+from coordinator.doors.origin import LOCAL_NAMES, is_local
 from coordinator.errors import (
     BadRequest,
     BodyTimeout,
     BodyTooLarge,
     CoordinatorError,
+    Forbidden,
     InternalError,
     MediaType,
     MethodNotAllowed,
     RouteNotFound,
 )
 from coordinator.serving import Serving
+from coordinator.tenants import Tenant
 
 REQUEST_ID_HEADER = "x-request-id"
 CLIENT_REQUEST_ID_HEADER = "x-client-request-id"
 ANTHROPIC_REQUEST_ID_HEADER = "request-id"
+HEALTHZ = "/healthz"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 
 _REQUEST_ID_KEY: web.RequestKey[str] = web.RequestKey("request_id", str)
+_TENANT_KEY: web.RequestKey[Tenant] = web.RequestKey("tenant", Tenant)
 _CLIENT_REQUEST_ID = re.compile(rf"[A-Za-z0-9._:/+=-]{{1,{limits.CLIENT_REQUEST_ID_CHARS}}}")
 
 _log = structlog.get_logger("http")
@@ -54,7 +60,7 @@ def build_app(serving: Serving, *, started: int) -> web.Application:
     door = _Door(serving, started)
     app = web.Application(client_max_size=limits.BODY_BYTES, middlewares=[door.around])
     app.on_response_prepare.append(_name_server)
-    app.router.add_get("/healthz", door.healthz)
+    app.router.add_get(HEALTHZ, door.healthz)
     app.router.add_get("/v1/models", door.models)
     app.router.add_get("/v1/models/{name:.+}", door.model)
     app.router.add_post(COUNT_TOKENS, door.count_tokens)
@@ -73,6 +79,7 @@ class _Door:
         """Ids, and errors as JSON."""
         request_id = request[_REQUEST_ID_KEY] = self._serving.new_request_id()
         try:
+            self._admit(request)
             response = await handler(request)
         except CoordinatorError as error:
             response = self._refused(request, error)
@@ -86,6 +93,15 @@ class _Door:
         if not response.prepared:
             response.headers.update(_id_headers(request))
         return response
+
+    def _admit(self, request: web.Request) -> None:
+        """Before anything of a route: default-deny, so that a route that is added later is guarded too."""
+        headers, auth = request.headers, self._serving.auth
+        if request.path == HEALTHZ:
+            return
+        if not auth.required and not is_local(headers.get(hdrs.HOST), headers.get(hdrs.ORIGIN), LOCAL_NAMES):
+            raise Forbidden("without keys, this server answers to names of its own host only")
+        request[_TENANT_KEY] = auth.tenant(headers.get(hdrs.AUTHORIZATION), headers.get("x-api-key"))
 
     def _refused(self, request: web.Request, error: CoordinatorError) -> web.Response:
         """The answer to an error; a request for an answer that never got as far as the queue is recorded here."""
@@ -113,7 +129,7 @@ class _Door:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """POST to one of the `ENDPOINTS`."""
         endpoint = ENDPOINTS[request.path]
-        caller = parse_caller(request.headers, request[_REQUEST_ID_KEY])
+        caller = parse_caller(request.headers, request[_REQUEST_ID_KEY], request[_TENANT_KEY])
         asked = await self._read(request, lambda data: endpoint.parse(parse_json(data)))
         answering = await endpoint.begin(self._serving, asked, caller)
         return await respond(answering.turn, answering.writer, request, _id_headers(request), stream=answering.stream)
@@ -159,8 +175,10 @@ def _error_response(error: CoordinatorError, request: web.Request) -> web.Respon
         response = _json(body, status=anthropic.error_status(error))
     else:
         response = _json(error_body(error), status=error.http)
+    if error.http == 401:
+        response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
     if error.retryable:
-        response.headers[hdrs.RETRY_AFTER] = str(limits.RETRY_AFTER_S)
+        response.headers[hdrs.RETRY_AFTER] = str(math.ceil(error.retry_after_s or limits.RETRY_AFTER_S))
     return response
 
 

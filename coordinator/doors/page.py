@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from coordinator import limits
 from coordinator.apis.writer import Event
 from coordinator.config import Address
 from coordinator.doors.listen import ProtocolLog, listen_http
+from coordinator.doors.origin import LOCAL_NAMES, host_name
 from coordinator.doors.sse import EventStream
 from coordinator.errors import Refused, SlowReader
 from coordinator.lane_view import Roster
@@ -34,8 +34,6 @@ from coordinator.page.gauges import Gauges
 from coordinator.page.live import Live
 from coordinator.serving import Serving
 
-_HOST = re.compile(r"(\[(?P<v6>[0-9A-Fa-f:]+)\]|(?P<name>[A-Za-z0-9.-]+))(:[0-9]{1,5})?")
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _HEADERS: Final = {
     hdrs.SERVER: "expressway",  # and no versions
     hdrs.CACHE_CONTROL: "no-store",
@@ -93,12 +91,12 @@ async def start_page(
 
 def build_app(metrics: Metrics, gauges: Gauges, live: Live, host: str) -> web.Application:
     """The application that listens on `host`."""
-    names = _LOCAL_NAMES | {host}
+    names = LOCAL_NAMES | {host}
     reading = asyncio.Lock()
 
     @web.middleware
     async def only_local_names(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if _host_name(request.headers.get(hdrs.HOST, "")) not in names:
+        if host_name(request.headers.get(hdrs.HOST, "")) not in names:
             return _refusal(403, "this page answers to names of this host only")
         return await handler(request)
 
@@ -141,12 +139,6 @@ def _show(asset: Asset) -> Handler:
         return web.Response(body=asset.body, headers={hdrs.CONTENT_TYPE: asset.content_type})
 
     return show
-
-
-def _host_name(header: str) -> str | None:
-    """The name in a Host header, without its port: a forwarded page has another port here than there."""
-    found = _HOST.fullmatch(header)
-    return found and (found["v6"] or found["name"]).lower()
 
 
 def _from_elsewhere(request: web.Request) -> bool:

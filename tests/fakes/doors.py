@@ -20,6 +20,7 @@ import grpc.aio
 
 from bench.tokenizer import write_tokenizer
 from coordinator import limits
+from coordinator.auth import Auth
 from coordinator.config import Address
 from coordinator.frontdoor import Doors, start_doors
 from coordinator.stats import Recorder
@@ -89,6 +90,7 @@ async def open_doors(
     queue_requests: int = limits.QUEUE_REQUESTS,
     text_from: Path | None = None,
     recorder: Recorder | None = None,
+    auth: Auth | None = None,
     **lane_options: Any,
 ) -> AsyncIterator[Cluster]:
     """A cluster whose sockets lie in `directory`."""
@@ -107,6 +109,7 @@ async def open_doors(
         grpc_at=Address(path=str(directory / "grpc.sock")),
         queue_requests=queue_requests,
         recorder=recorder,
+        auth=auth,
     )
     try:
         async with (

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -22,7 +23,9 @@ from tests.fakes.serving import cli
 def test_every_command_has_help_and_json(name):
     shown = CliRunner().invoke(commands, [name, "--help"])
     assert shown.exit_code == 0
-    assert "--json" in shown.output
+    found = commands.get_command(click.Context(commands), name)
+    for words in [[name, part] for part in found.commands] if isinstance(found, click.Group) else [[name]]:
+        assert "--json" in CliRunner().invoke(commands, [*words, "--help"]).output
     assert shown.output.startswith(f"Usage: commands {name}")
 
 
