@@ -76,3 +76,16 @@ async def ask(
         elif kind == "finished":
             lane, reason = event.finished.lane or lane, REASONS.get(event.finished.reason, "error")
     return Answer(session, lane, "".join(pieces), begin, first, time.monotonic(), tuple(stamps), reason)
+
+
+def ask_now(channel: grpc.Channel, prompt: str, *, max_tokens: int, timeout_s: float = 300.0) -> tuple[float, ...]:
+    """The same without an event loop: greedy, not ended by the model; the lane's stamps in seconds.
+
+    Raises grpc.RpcError when the server refuses.
+    """
+    request = serve_pb2.GenerateRequest(text=prompt, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    stamps: list[float] = []
+    for event in serve_pb2_grpc.ExpresswayStub(channel).Generate(request, timeout=timeout_s, wait_for_ready=True):
+        if event.WhichOneof("event") == "delta":
+            stamps += [token.stamp_ns / 1e9 for token in event.delta.tokens]
+    return tuple(stamps)

@@ -66,6 +66,12 @@ class RegionMemory:
         return small + max(p.region.hugetlb_bytes for p in self._all)
 
     @property
+    def private_copies_bytes(self) -> int:
+        """What all these processes would take if each lane held its own copy of the region's pages that it touched."""
+        own = sum(lane.region.rss_bytes + lane.region.hugetlb_bytes for lane in self.lanes)
+        return self.total_pss_bytes - self.mapping_pss_bytes_sum + own
+
+    @property
     def last_lane_added_bytes(self) -> int:
         """What the last lane takes on top of all the others."""
         return self.lanes[-1].added_bytes if self.lanes else 0
