@@ -91,6 +91,7 @@ class ServeConfig:
     start_timeout_s: float
     park_bytes: int = 0  # of the host's pool for parked conversations
     trace_requests: Path | None = None  # a directory for traces of requests
+    park_disk_bytes: int = 0  # of their copies in the state directory
     tenants: Path | None = None  # the file of keys; it need not be there
 
 

@@ -39,7 +39,14 @@ def plan_cluster(
         *(("--log-json",) if log_json else ()),
     )
     return [
-        plan_owner(pack, run_dir, env, park_bytes=config.park_bytes, log_json=log_json),
+        plan_owner(
+            pack,
+            run_dir,
+            env,
+            log_json=log_json,
+            park_bytes=config.park_bytes,
+            park_disk_bytes=config.park_disk_bytes,
+        ),
         *lanes,
         Managed(
             ProcessSpec(COORDINATOR, coordinator, child_env(env, gpu=False), run_dir.log(COORDINATOR)),
@@ -48,7 +55,15 @@ def plan_cluster(
     ]
 
 
-def plan_owner(pack: Path, run_dir: RunDir, env: Mapping[str, str], *, log_json: bool, park_bytes: int = 0) -> Managed:
+def plan_owner(
+    pack: Path,
+    run_dir: RunDir,
+    env: Mapping[str, str],
+    *,
+    log_json: bool,
+    park_bytes: int = 0,
+    park_disk_bytes: int = 0,
+) -> Managed:
     """The region owner of this host."""
     argv = module_argv(
         "shared_experts",
@@ -60,6 +75,8 @@ def plan_owner(pack: Path, run_dir: RunDir, env: Mapping[str, str], *, log_json:
         "--regions",
         str(regions_path(env)),
         *(("--park", str(park_bytes)) if park_bytes else ()),
+        *(("--park-disk", str(run_dir.log_dir.parent / "park")) if park_disk_bytes else ()),
+        *(("--park-disk-bytes", str(park_disk_bytes)) if park_disk_bytes else ()),
         *(("--log-json",) if log_json else ()),
     )
     return Managed(ProcessSpec(OWNER, argv, child_env(env, gpu=False), run_dir.log(OWNER)))

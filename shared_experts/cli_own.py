@@ -22,6 +22,7 @@ from shared_experts.errors import SharedExpertsError
 from shared_experts.log_lines import LossyLines
 from shared_experts.owner import Owner, OwnerConfig
 from shared_experts.pack import Pack
+from shared_experts.park_disk import ParkDisk
 from shared_experts.region import RegionShape
 
 _PR_SET_PDEATHSIG = 1
@@ -49,6 +50,15 @@ _DEFAULT_THREADS_MAX = 16  # beyond this a fill is bound by page clearing, not b
     metavar="BYTES",
     help="Size of the pool for conversations that left a lane's memory; 0: none.",
 )
+@click.option("--park-disk", "park_dir", type=click.Path(path_type=Path), help="Keeps parked conversations there, too.")
+@click.option(
+    "--park-disk-bytes",
+    type=click.IntRange(0, limits.PARK_POOL_BYTES),
+    default=0,
+    show_default=True,
+    metavar="BYTES",
+    help="What it may hold; the oldest go first.",
+)
 @click.option("--log-json", is_flag=True, help="One JSON object per line instead of readable text.")
 @click.option("--die-with-parent", is_flag=True, help="SIGTERM when the process that started this one dies.")
 def own(
@@ -58,6 +68,8 @@ def own(
     regions: Path | None,
     threads: int | None,
     park_bytes: int,
+    park_dir: Path | None,
+    park_disk_bytes: int,
     log_json: bool,
     die_with_parent: bool,
 ) -> int:
@@ -72,8 +84,18 @@ def own(
         with Pack.open(pack_dir) as pack:  # the fill opens its file itself and trusts digests only
             experts_path, shape = Path(pack.experts_path), RegionShape.of(pack.manifest)
         threads = threads or min(_DEFAULT_THREADS_MAX, len(os.sched_getaffinity(0)))
+        disk = ParkDisk(park_dir, shape.fingerprint, park_disk_bytes) if park_dir and park_disk_bytes else None
         owner = Owner(
-            OwnerConfig(run_dir, experts_path, shape, threads, socket_path, park_bytes=park_bytes, regions_dir=regions)
+            OwnerConfig(
+                run_dir,
+                experts_path,
+                shape,
+                threads,
+                socket_path,
+                park_bytes=park_bytes,
+                park_disk=disk,
+                regions_dir=regions,
+            )
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: owner.stop())

@@ -25,6 +25,7 @@ from shared_experts.descriptor_server import DescriptorServer
 from shared_experts.errors import RegionBusy, RegionError
 from shared_experts.fill import OnStep, SealedRegion, Stopped
 from shared_experts.handoff import RegionStatus, ask
+from shared_experts.park_disk import ParkDisk
 from shared_experts.park_server import SOCKET_NAME as PARK_SOCKET
 from shared_experts.park_server import ParkServer
 from shared_experts.region import GENERATION_BYTES, RegionHeader, RegionShape, check_descriptor
@@ -53,6 +54,7 @@ class OwnerConfig:
     socket_path: Path | None = None  # default: SOCKET_NAME in the run directory
     huge_pages: bool = True
     park_bytes: int = 0  # of the pool for parked conversations; 0: none
+    park_disk: ParkDisk | None = None
     regions_dir: Path | None = None  # where this user's owners meet; None: this owner knows no other cluster
 
 
@@ -83,7 +85,9 @@ class Owner:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(DescriptorServer(self._config.socket_path or folder / SOCKET_NAME, self._answer))
                 if self._config.park_bytes:
-                    stack.enter_context(ParkServer(folder / PARK_SOCKET, self._config.park_bytes))
+                    stack.enter_context(
+                        ParkServer(folder / PARK_SOCKET, self._config.park_bytes, disk=self._config.park_disk)
+                    )
                 try:
                     self._meet_and_obtain(folder, meeting)
                     self._stop.wait()

@@ -26,7 +26,9 @@ from shared_experts import park_messages as words
 from shared_experts.descriptor_server import accept, listen, remove
 from shared_experts.errors import ParkError, ParkRefused
 from shared_experts.handoff import check_socket_path
+from shared_experts.park_disk import ParkDisk
 from shared_experts.park_index import Entry, Mark, ParkIndex
+from shared_experts.park_keeper import ParkKeeper
 from shared_experts.park_memory import ParkMemory
 
 SOCKET_NAME = "park.sock"
@@ -39,11 +41,16 @@ class ParkServer:
     """Serves a pool of `total_bytes` on `path` from `start` to `close`; a context manager does both."""
 
     def __init__(
-        self, path: str | os.PathLike[str], total_bytes: int, *, segment_bytes: int = limits.PARK_SEGMENT_BYTES
+        self,
+        path: str | os.PathLike[str],
+        total_bytes: int,
+        *,
+        segment_bytes: int = limits.PARK_SEGMENT_BYTES,
+        disk: ParkDisk | None = None,
     ) -> None:
         self.path = check_socket_path(path)
         self.generation = os.urandom(words.ID_BYTES)
-        self._total_bytes, self._segment_bytes = total_bytes, segment_bytes
+        self._total_bytes, self._segment_bytes, self._disk = total_bytes, segment_bytes, disk
         self._last_tenant: dict[int, bytes] = {}  # of every segment that was ever leased
         self._thread: threading.Thread | None = None
         self._looked_s = 0.0  # at the host's memory
@@ -65,7 +72,7 @@ class ParkServer:
         """Stops answering and removes the name if it is still ours. Safe to call twice."""
         if self._thread is None:
             return
-        os.write(self._wake_write, b"x")
+        self._wake(b"x")
         self._thread.join()
         self._thread = None
         self._listener.close()
@@ -84,6 +91,22 @@ class ParkServer:
         self.close()
 
     def _serve(self) -> None:
+        keeper = None
+        if self._disk is not None:
+            keeper = ParkKeeper(self._disk, self.index, self._memory, lambda: self._wake(b"d"))
+            loaded = keeper.load()  # lanes do without the pool meanwhile
+            _log.info("park_loaded", conversations=loaded)
+        try:
+            self._loop(keeper)
+        finally:
+            if keeper is not None:
+                keeper.close()
+
+    def _wake(self, word: bytes) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is full of the same
+            os.write(self._wake_write, word)
+
+    def _loop(self, keeper: ParkKeeper | None) -> None:
         clients: set[socket.socket] = set()
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
@@ -91,6 +114,8 @@ class ParkServer:
             while True:
                 for key, _ in selector.select(timeout=_RELIEF_S):
                     if key.fileobj == self._wake_read:
+                        if b"x" not in os.read(self._wake_read, 64):
+                            continue
                         for client in clients:
                             client.close()
                         return
@@ -106,6 +131,8 @@ class ParkServer:
                         clients.discard(key.fileobj)
                         self.index.leave(key.fileobj)
                         key.fileobj.close()
+                if keeper is not None:
+                    keeper.look()
                 self._relieve()
 
     def _answer(self, client: socket.socket) -> bool:

@@ -41,6 +41,8 @@ from coordinator.pack_facts import read_facts
 @lane_options
 @click.option("--park", "park_bytes", type=SIZE, default=DEFAULT_PARK, show_default=True, metavar="SIZE",
               help="Host memory for conversations that left a lane's; any lane takes them back. 0: none.")  # fmt: skip
+@click.option("--park-disk", "park_disk_bytes", type=SIZE, default="0", show_default=True, metavar="SIZE",
+              help="Keeps them in the state directory, too, so that they survive restarts. 0: no.")  # fmt: skip
 @click.option("--tenants", type=click.Path(path_type=Path), metavar="FILE",
               help="Keys, made by `expressway keys`. Default: ~/.config/expressway/tenants.json, if any.")  # fmt: skip
 @click.option("--launcher", type=click.Choice(["local", "ray"]), default="local", show_default=True)
@@ -67,6 +69,7 @@ def command(
     pack: Path,
     lanes: int,
     park_bytes: int,
+    park_disk_bytes: int,
     tenants: Path | None,
     launcher: str,
     http: Address,
@@ -98,6 +101,7 @@ def command(
         start_timeout_s=start_timeout_s,
         park_bytes=park_bytes,
         trace_requests=trace_requests,
+        park_disk_bytes=park_disk_bytes,
         tenants=named_tenants(tenants, dict(os.environ)),
     )
     facts = read_facts(options.pack)

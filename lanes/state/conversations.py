@@ -3,7 +3,7 @@
     begin ──▶ rows ──▶ [checkpoint ──▶ rows …] ──▶ end          one at a time runs, any number wait
       │ longest known prefix of the tenant:
       │   at a conversation's end: it goes on in place
-      └── at a checkpoint: a copy goes on, or the conversation itself when it loses little or memory is short
+      └── at a checkpoint: a copy goes on; the conversation itself when it loses little or there is no room
 
 Not here: the order of requests (engine), bytes in the host's pool (parking). The budget and the zeroing are the pool's.
 Invariants: a prefix is offered only after the pass that read it has ended; tokens are compared, and only within a
@@ -99,12 +99,14 @@ class Conversations:
         self._tell()
 
     def background(self, most_bytes: int) -> bool:
-        """Parks about that many bytes of what waits, the latest first; False when there is nothing left to do."""
+        """Parks about that many bytes of what waits, what was begun first, then the latest; False when there is
+        nothing left to do."""
         if self._park is None:
             return False
         wanting = [resident for resident in self._waiting() if self._park.wants(resident)]
         if wanting:
-            self._park.step(wanting[-1], most_bytes)
+            begun = self._park.under_way
+            self._park.step(begun if begun in wanting else wanting[-1], most_bytes)
         return bool(wanting)
 
     def idle(self) -> bool:
@@ -161,6 +163,8 @@ class Conversations:
         if not at_end and (copy := self._copy(resident, position, max_tokens)) is not None:
             return copy
         resident.busy = True  # nothing below may drop it
+        if not at_end:
+            self._park_whole(resident)
         if self._park is not None:
             self._park.leave_off(resident)
         if at_end:
@@ -179,7 +183,10 @@ class Conversations:
         needed_bytes = self._bytes(max_tokens)
         lost = source.length - position
         if not self._fits(needed_bytes):
-            if SMALL_TAIL * lost <= position or source.parked >= source.length:
+            its_bytes = self._bytes(source.state.capacity_tokens)
+            its_bytes += len(source.checkpoints) * self.pool.shape.fixed_bytes()
+            small = self._park is None and SMALL_TAIL * lost <= position
+            if small or needed_bytes + its_bytes > self.pool.budget_bytes:
                 return None
             source.busy = True
             made = self._make_room(needed_bytes, keep=source, must=False)
@@ -236,15 +243,20 @@ class Conversations:
         return sorted((r for r in self._residents.values() if not r.busy), key=lambda resident: resident.used)
 
     def _drop(self, resident: Resident) -> None:
+        if not resident.state.broken:
+            self._park_whole(resident)
         if self._park is not None:
-            if not resident.state.broken and self._park.wants(resident, leaving=True):
-                self._park.step(resident, self.pool.budget_bytes)
             self._park.leave_off(resident)
         for position in list(resident.checkpoints):
             self._release(resident, position)
         del self._residents[resident.slot]
         self.pool.close(resident.slot)
         self._count()
+
+    def _park_whole(self, resident: Resident) -> None:
+        """Nothing of it is lost to the host when it leaves this lane's memory, or part of it does."""
+        if self._park is not None and self._park.wants(resident, leaving=True):
+            self._park.step(resident, self.pool.budget_bytes)
 
     # --- checkpoints, charged once however many hold them
 

@@ -56,6 +56,11 @@ class Parking:
             there = there and resident.parked <= self.mirror.tokens(number)
         return not there or resident.parked < resident.length
 
+    @property
+    def under_way(self) -> Resident | None:
+        """The conversation of which a part is in the pool already."""
+        return self._job[0] if self._job else None
+
     def step(self, resident: Resident, most_bytes: int) -> bool:
         """Parks about that many bytes more of it; True when it is parked, or cannot be now."""
         began_ns = time.monotonic_ns()
@@ -101,7 +106,10 @@ class Parking:
         for position, waiting, digest in [*inherited[:1], *inherited[1:][-limits.MOST_INHERITED :]]:
             if client.lease(tenant, [(digest, 0)]) == [True]:
                 marks.append(SavedMark(position, waiting, digest))
-        for position, checkpoint in sorted(resident.checkpoints.items()):
+        for position in sorted(resident.checkpoints):
+            checkpoint = resident.checkpoints.get(position)
+            if checkpoint is None:  # it gave way between two steps, and was zeroed
+                continue
             if not checkpoint.digest or client.lease(tenant, [(checkpoint.digest, 0)]) != [True]:
                 (checkpoint.digest,) = self._put(client, tenant, [snapshot.pack(checkpoint.tensors)])
                 yield sum(tensor.nbytes for tensor in checkpoint.tensors)

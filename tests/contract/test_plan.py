@@ -109,7 +109,11 @@ def test_no_process_sees_another_cluster_or_a_gpu_that_is_not_its_own(run_dir):
 
 def test_with_a_park_pool_owner_and_lanes_meet_at_its_socket(run_dir):
     core = min(os.sched_getaffinity(0))
-    owner, lane_0, lane_1, _ = plan_cluster(config(park_bytes=1 << 30), run_dir, [(core,), (core,)], ENV)
-    assert own.make_context("own", arguments(owner, "shared_experts")[1:]).params["park_bytes"] == 1 << 30
+    owner, lane_0, lane_1, _ = plan_cluster(
+        config(park_bytes=1 << 30, park_disk_bytes=1 << 31), run_dir, [(core,), (core,)], ENV
+    )
+    told = own.make_context("own", arguments(owner, "shared_experts")[1:]).params
+    assert (told["park_bytes"], told["park_disk_bytes"]) == (1 << 30, 1 << 31)
+    assert told["park_dir"] == run_dir.log_dir.parent / "park"
     for lane in (lane_0, lane_1):
         assert parse_lane(arguments(lane, "lanes"), {}, frozenset({core})).park == run_dir.path / "park.sock"

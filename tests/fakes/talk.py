@@ -30,6 +30,7 @@ class Talk:
     """One lane's worth of conversations."""
 
     def __init__(self, model, store, *, kept_bytes: int, context: int = 1024, park=None) -> None:
+        self.windows: list[tuple[int, list[int]]] = []  # (start, ids) of the last turn
         self.counters = Counters()
         self.states = StatePool(model.state_shape, model.state_shape.bytes(context) + kept_bytes)
         self.held = Conversations(self.states, self.counters)
@@ -40,6 +41,7 @@ class Talk:
         hints: Sequence[int] = (),
     ) -> tuple[list[int], np.ndarray, Begun]:  # fmt: skip
         """The answer (greedy, or forced), logits [answer tokens, V] before each of its tokens, where it began."""
+        self.windows = []
         begun = self.runner.resume(prompt, len(prompt) + answer_tokens, tenant)
         where = marks(len(prompt), hints, limits.CHECKPOINT_EVERY_TOKENS, limits.CHECKPOINT_GAP_TOKENS)
         rows, ids = [], []
@@ -55,7 +57,15 @@ class Talk:
         self.runner.end(begun.slot)
         return ids, np.stack(rows), begun
 
+    def replay(self, windows: Sequence[tuple[int, list[int]]], rows: int) -> np.ndarray:
+        """The same windows from an empty state: logits [rows, V] of the last ones."""
+        slot = self.runner.begin(1 + max(start + len(ids) for start, ids in windows))
+        logits = [self._step(ids, start, slot)[0].copy() for start, ids in windows]
+        self.runner.end(slot)
+        return np.stack(logits[-rows:])
+
     def _step(self, ids: list[int], start: int, slot: int) -> np.ndarray:
+        self.windows.append((start, ids))
         logits = self.runner.forward(Window.of_sequence(ids, start, slot), lambda: False)
         self.runner.end_window()
         assert logits is not None
@@ -78,10 +88,15 @@ def loaded(folder) -> Iterator[tuple[object, ExpertStore]]:
             kernel.close()
 
 
+def difference(truth: np.ndarray, found: np.ndarray) -> float:
+    """The greatest difference of logits, of each row's scale."""
+    return float((np.abs(truth - found) / np.abs(truth).max(axis=1, keepdims=True)).max())
+
+
 def margin_equal(truth: np.ndarray, found: np.ndarray, tolerance: float) -> float:
     """The greatest difference of teacher-forced logits, of scale; asserts the tolerance and, outside it, the choice."""
     scale = np.abs(truth).max(axis=1, keepdims=True)
-    worst = float((np.abs(truth - found) / scale).max())
+    worst = difference(truth, found)
     assert worst <= tolerance, worst
     for a, b, one in zip(truth, found, scale[:, 0], strict=True):
         second, first = np.partition(a, -2)[-2:]

@@ -332,6 +332,7 @@ ELSEWHERE = {
     "shared_experts.PARK_BLOBS_PER_MESSAGE": "unit/test_park_server.py::test_parts_of_a_message_are_bounded",
     "shared_experts.PARK_MESSAGE_BYTES": "unit/test_park_server.py::test_the_size_of_a_message_is_bounded",
     "shared_experts.PARK_CONNECTIONS": "unit/test_park_server.py::test_connections_are_bounded",
+    "shared_experts.PARK_DISK_AGE_S": "unit/test_park_disk.py::test_bytes_and_age_are_bounded",
     "shared_experts.PARK_POOL_BYTES": "unit/test_park_server.py::test_the_pool_is_bounded",
     "lanes.PREFIXES": "unit/test_prefixes.py::test_of_too_many_the_last_ones_are_told",
     "lanes.PREFIX_NEWS": "unit/test_prefixes.py::test_a_reader_that_fell_behind_gets_a_snapshot",

@@ -47,17 +47,23 @@ def clock():
     return Clock()
 
 
+def lane_on(path, clock=None, identity=IDENTITY, kept_tokens=10_000):
+    """A lane's conversations, with a pool."""
+    counters = Counters()
+    park = Parking(path, identity, counters, clock=clock or Clock())
+    states = StatePool(SHAPE, SHAPE.bytes(200) + kept_tokens * 200)
+    held = Conversations(states, counters, park)
+    held.counters, held.park = counters, park
+    return held
+
+
 @pytest.fixture
 def lane(pool, clock):
     made = []
 
     def make(identity=IDENTITY, kept_tokens=10_000):
-        counters = Counters()
-        park = Parking(pool.path, identity, counters, clock=clock)
-        states = StatePool(SHAPE, SHAPE.bytes(200) + kept_tokens * 200)
-        held = Conversations(states, counters, park)
-        held.counters, held.park = counters, park
-        made.append(park)
+        held = lane_on(pool.path, clock, identity, kept_tokens)
+        made.append(held.park)
         return held
 
     yield make
