@@ -56,15 +56,23 @@ def slow(ids: list[int], most: int) -> tuple[int, ...]:
     return ()
 
 
-@given(st.lists(st.integers(0, 2), max_size=120), st.integers(1, 3))
-def test_any_sequence_against_a_search_of_all_of_it(ids, most):
-    lookup = Lookup(ids[:5])
-    for token in ids[5:]:
+@given(st.lists(st.integers(0, 2), max_size=120), st.integers(1, 3), st.integers(0, 120))
+def test_any_sequence_against_a_search_of_all_of_it(ids, most, cut):
+    lookup = Lookup(ids[:cut])
+    for token in ids[cut:]:
         lookup.add(token)
     if len(ids) >= LEAST:
         assert lookup.propose(most).ids == slow(ids, most)
     else:
         assert lookup.propose(most) is NOTHING
+
+
+def test_equal_hashes_are_no_match(monkeypatch):
+    lookup = Lookup(list(range(50)))
+    lookup._after = dict.fromkeys(range(2**10), 20)
+    monkeypatch.setattr("lanes.drafts.lookup._POWERS", [0] * LEAST)  # everything has one hash
+    lookup.add(7)
+    assert lookup.propose(3) is NOTHING
 
 
 # --- the chain
