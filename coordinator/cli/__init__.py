@@ -18,7 +18,7 @@ from coordinator.cli.failure import fail
 from coordinator.errors import CoordinatorError, Interrupted
 
 COMMANDS = (
-    "pack", "inspect", "verify", "plan", "serve", "generate", "status", "lane", "keys", "doctor", "draft-vocab",
+    "pack", "inspect", "verify", "plan", "serve", "generate", "status", "top", "lane", "keys", "doctor", "draft-vocab",
     "bench",
 )  # fmt: skip
 

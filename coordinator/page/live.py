@@ -31,6 +31,8 @@ from coordinator.page.snapshot import ANSWERED, Moment, snapshot
 
 log = structlog.get_logger()
 
+_DRAFTS, _PLACES = ("drafts", "drafts_right"), (1, 2, 3)  # as lanes count them: drafts_at_1, …
+
 
 class Live:
     """One per page. Use as an async context manager; everything belongs to that event loop."""
@@ -127,7 +129,14 @@ class Live:
         totals = {}
         for lane, of_lane in self._gauges.state(None).totals.items():
             waited = of_lane["ngram_rows"] - of_lane["ngram_cache_hits"] - of_lane["ngram_prefetch_hits"]
-            totals[lane] = {**of_lane, ANSWERED: answered.get(lane, 0), "ngram_waited": max(0, waited)}
+            drafts, right = (sum(of_lane[f"{name}_at_{place}"] for place in _PLACES) for name in _DRAFTS)
+            totals[lane] = {
+                **of_lane,
+                ANSWERED: answered.get(lane, 0),
+                "ngram_waited": max(0, waited),
+                "drafts_right": right,
+                "drafts_wrong": max(0, drafts - right),
+            }
         self._history.add(Sample(time.monotonic(), totals))
 
     def _snapshot(self) -> str:

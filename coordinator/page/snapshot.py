@@ -24,6 +24,7 @@ from coordinator.request_record import RequestRecord
 
 VERSION: Final = 1
 ANSWERED: Final = "answered_tokens"  # of a sample: tokens that came from the lane, as dispatch saw them
+_GONE: Final = frozenset({"dead", "quarantined"})
 _HOLDING: Final = frozenset({"ready", "draining", "suspect"})  # a lane in another state has lost what it was given
 
 
@@ -100,6 +101,8 @@ def _lane(moment: Moment, lane: LaneView, work: Sequence[RequestRecord]) -> dict
     experts = share(samples, name, ("expert_hits", "expert_misses"))
     ngrams = share(samples, name, ("ngram_cache_hits", "ngram_prefetch_hits", "ngram_waited"))
     prompts = share(samples, name, ("reused_tokens", "prompt_tokens"))
+    drafts = share(samples, name, ("drafts_right", "drafts_wrong"))
+    gone = lane.state in _GONE  # then what it did in the last seconds is no rate of now
     return {
         "name": name,
         "state": "busy" if lane.state == "ready" and work else lane.state,
@@ -108,8 +111,8 @@ def _lane(moment: Moment, lane: LaneView, work: Sequence[RequestRecord]) -> dict
         "pid": lane.pid,
         "restarts": lane.restarts,
         "work": [_work(moment, record) for record in work[: limits.PAGE_QUEUE_ROWS]],
-        "tokens_per_s": round(rate(samples, name, ANSWERED), 1),
-        "prompt_tokens_per_s": round(rate(samples, name, "prompt_tokens"), 1),
+        "tokens_per_s": 0.0 if gone else round(rate(samples, name, ANSWERED), 1),
+        "prompt_tokens_per_s": 0.0 if gone else round(rate(samples, name, "prompt_tokens"), 1),
         "tokens_per_s_curve": [round(each, 1) for each in curve(samples, name, ANSWERED)],
         "first_token_s": _typical(moment, name),
         "expert_share": {"cache": _share(experts["expert_hits"]), "region": _share(experts["expert_misses"])},
@@ -119,6 +122,7 @@ def _lane(moment: Moment, lane: LaneView, work: Sequence[RequestRecord]) -> dict
             "disk": _share(ngrams["ngram_waited"]),
         },
         "prompt_share": {"reused": _share(prompts["reused_tokens"]), "read": _share(prompts["prompt_tokens"])},
+        "draft_share": {"right": _share(drafts["drafts_right"]), "wrong": _share(drafts["drafts_wrong"])},
         "bytes_per_s": {
             "cache": round(rate(samples, name, "expert_hit_bytes")),
             "region": round(rate(samples, name, "expert_miss_bytes")),

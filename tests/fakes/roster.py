@@ -52,12 +52,15 @@ class FakeRoster:
         self._views[name] = replace(self._views[name], state=state)
         self._notify()
 
-    def hear(self) -> None:
-        """As if every lane's Watch had just told its counters; subscribers are not told, as with the real one."""
+    def hear(self, **fields: object) -> None:
+        """As if every lane's Watch had just told its counters; subscribers are not told, as with the real one.
+
+        `fields`: what else it told, as the view has it.
+        """
         for name, fake in self.fakes.items():
             counters = lane_pb2.Counters()
             counters.CopyFrom(fake.counters)
-            self._views[name] = replace(self._views[name], counters=counters)
+            self._views[name] = replace(self._views[name], counters=counters, **fields)  # type: ignore[arg-type]
 
     def lose(self, name: str, state: LaneState = "dead") -> None:
         """The process is gone."""

@@ -66,6 +66,7 @@ def full():
             ANSWERED: 100 * k, "prompt_tokens": 30 * k, "reused_tokens": 10 * k, "expert_hits": 9 * k,
             "expert_misses": k, "expert_hit_bytes": 4000 * k, "expert_miss_bytes": 400 * k, "ngram_cache_hits": 2 * k,
             "ngram_prefetch_hits": k, "ngram_waited": k, "ngram_read_bytes": 40 * k,
+            "drafts_right": 4 * k, "drafts_wrong": k,
         }}) for k in range(2)
     ]  # fmt: skip
     running = record(1, begun_s=991.0, first_token_s=992.0, tokens=25, lanes=[("lane-0", 0)])
@@ -94,6 +95,7 @@ def test_what_it_says_is_the_moment():
     assert first["expert_share"] == {"cache": 0.9, "region": 0.1}
     assert first["ngram_share"] == {"cache": 0.5, "ahead": 0.25, "disk": 0.25}
     assert first["prompt_share"] == {"reused": 0.25, "read": 0.75}
+    assert first["draft_share"] == {"right": 0.8, "wrong": 0.2}
     assert first["bytes_per_s"] == {"cache": 1000, "region": 100, "disk": 10}
     assert first["steps"] == {"decode": {"count": 5, "p99_s": 0.02}}
     assert first["conversations"]["resident"] == 3
@@ -109,6 +111,12 @@ def test_what_it_says_is_the_moment():
     assert now["errors"]["counts"] == {"lane_lost": 1, "queue_full": 3}
     assert now["errors"]["latest"][0]["code"] == "lane_lost"
     assert now["changes"] == [{"ago_s": 6.0, "lane": "lane-1", "before": "ready", "after": "dead"}]
+
+
+def test_a_dead_lane_has_no_rate():
+    for lane_state, pace in (("ready", 25.0), ("suspect", 25.0), ("dead", 0.0), ("quarantined", 0.0)):
+        now = snapshot(replace(full(), state=state(lane(state=lane_state))))
+        assert (now["totals"]["tokens_per_s"], now["lanes"][0]["tokens_per_s"]) == (pace, pace)
 
 
 def test_it_is_plain_json_and_says_nothing_of_the_text():

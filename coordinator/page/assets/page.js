@@ -74,7 +74,7 @@ function showLane(lane) {
   say(at.state, SAYS[lane.state] ?? lane.state);
   const since = `${ago(lane.state_s)}`;
   say(at.where, [lane.device, lane.pid ? `pid ${lane.pid}` : "", TONES[lane.state] ? `for ${since}` : ""].filter(Boolean).join(" · "));
-  say(at.rate, pace(lane.tokens_per_s));
+  say(at.rate, TONES[lane.state] === "stop" ? "–" : pace(lane.tokens_per_s));
   say(at.first, time(lane.first_token_s));
   say(at.reading, lane.prompt_tokens_per_s ? `${pace(lane.prompt_tokens_per_s)} tokens/s` : "–");
   say(at.step, lane.steps.decode ? time(lane.steps.decode.p99_s) : "–");
@@ -102,11 +102,12 @@ function showCurve(at, curve) {
 }
 
 function showBars(node, lane) {
-  const { expert_share: experts, ngram_share: ngrams, prompt_share: prompts, cache, conversations: kept, bytes_per_s: rates } = lane;
+  const { expert_share: experts, ngram_share: ngrams, draft_share: drafts, prompt_share: prompts, cache, conversations: kept, bytes_per_s: rates } = lane;
   const rows = [];
   if (experts.cache + experts.region) rows.push(bar("Experts", `${percent(experts.cache)} own cache · ${percent(experts.region)} shared region`, experts.cache, experts.region));
   if (ngrams.cache + ngrams.ahead + ngrams.disk) rows.push(bar("N-gram rows", `${percent(ngrams.cache)} cache · ${percent(ngrams.ahead)} read ahead · ${percent(ngrams.disk)} waited for disk`, ngrams.cache, ngrams.ahead, ngrams.disk));
   if (prompts.reused + prompts.read) rows.push(bar("Prompts", `${percent(prompts.reused)} known · ${percent(prompts.read)} read`, prompts.reused, prompts.read));
+  if (drafts.right + drafts.wrong) rows.push(bar("Drafts", `${percent(drafts.right)} right`, drafts.right, drafts.wrong));
   if (cache.budget_bytes) rows.push(bar("Expert cache", `${bytes(cache.used_bytes)} of ${bytes(cache.budget_bytes)}`, cache.used_bytes / cache.budget_bytes));
   if (kept.budget_bytes) rows.push(bar("Conversations", `${kept.resident} · ${bytes(kept.used_bytes)} of ${bytes(kept.budget_bytes)}`, kept.used_bytes / kept.budget_bytes));
   if (rates.cache + rates.region + rates.disk) {

@@ -1,0 +1,178 @@
+"""The page in Chromium, beside real doors on simulated lanes: it renders, lives, shows a death, and fits a phone.
+
+With EXPRESSWAY_SCREENSHOTS=DIR the pictures of docs/page.md are made again on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.lane_view import StepTimes
+from laneproto.v1 import lane_pb2
+from shared_experts.descriptor_server import DescriptorServer
+from shared_experts.handoff import RegionStatus
+from tests.contract.test_page import COMPLETIONS, Watched, watched
+from tests.fakes.browser import Tab, browser
+from tests.fakes.doors import until
+from tests.fakes.lane import Script
+
+pytestmark = pytest.mark.slow
+
+GIB = 1 << 30
+LANE_1 = "document.getElementById('lane-lane-1')"
+SHOTS = os.environ.get("EXPRESSWAY_SCREENSHOTS")
+REGION = RegionStatus("ready", "built", 27 * GIB, 27 * GIB, b"\x07" * 32, b"\x01" * 16, 1)
+
+
+def made_up(lane: int, n: int, prompt_tokens: int) -> lane_pb2.Counters:
+    """What a lane might have counted after n tokens."""
+    return lane_pb2.Counters(
+        expert_hits=n * (230 - 9 * lane),
+        expert_misses=n * (26 + 9 * lane),
+        expert_hit_bytes=n * 310_000_000,
+        expert_miss_bytes=n * 41_000_000,
+        ngram_rows=n * 8,
+        ngram_cache_hits=n * 5,
+        ngram_prefetch_hits=n * 2,
+        ngram_read_bytes=n * 24_576,
+        drafts_at_1=n * 2 // 3,
+        drafts_right_at_1=n // 2,
+        reused_tokens=prompt_tokens * 6,
+        checkpoints=2 + n // 40,
+        cache_budget_bytes=20 * GIB,
+        cache_used_bytes=min(20 * GIB, (17 + lane) * GIB + n * (1 << 18)),
+        state_budget_bytes=4 * GIB,
+        state_used_bytes=min(3 * GIB, (1 + lane) * GIB // 2 + n * (1 << 17)),
+    )
+
+
+async def counting(seen: Watched) -> None:
+    """Lanes tell counters that go with the tokens they made up."""
+    while True:
+        for number, lane in enumerate(seen.cluster.lanes):
+            lane.counters.MergeFrom(made_up(number, lane.counters.generated_tokens, lane.counters.prompt_tokens))
+        seen.cluster.roster.hear(
+            steps=(StepTimes("decode", 1, 0.041), StepTimes("prefill", 1, 0.6)), resident_sequences=3
+        )
+        await asyncio.sleep(0.2)
+
+
+async def agent(seen: Watched, name: str, tokens: int) -> None:
+    """One that asks again and again."""
+    while True:
+        body = {"prompt": [5, 6, 7] * 400, "max_tokens": tokens, "temperature": 0}
+        await seen.cluster.post(COMPLETIONS, body, {"x-session-id": name})
+
+
+@contextlib.asynccontextmanager
+async def opened(tmp_path: Path) -> AsyncIterator[tuple[Watched, Tab]]:
+    """A page of two lanes, and a browser on it that has had its first snapshot."""
+    (tmp_path / "sockets").mkdir()
+    (tmp_path / "profile").mkdir()
+    script = Script(token_delay_s=0.035, prefill_delay_s=0.8)
+    model = {"model_name": "Qwen3.8-Flash-Next", "context_tokens": 262_144}
+    async with watched(tmp_path / "sockets", script=script, **model) as seen:
+        with DescriptorServer(tmp_path / "sockets" / "owner.sock", lambda: (REGION, None)):
+            async with browser(tmp_path / "profile") as tab:
+                ticking = asyncio.create_task(counting(seen))
+                try:
+                    await tab.open(f"http://{seen.page.address}/")
+                    await tab.until("document.getElementById('link')?.dataset.state === 'live'")
+                    yield seen, tab
+                    assert tab.complaints == []
+                finally:
+                    ticking.cancel()
+                    await asyncio.gather(ticking, return_exceptions=True)
+
+
+async def shoot(tab: Tab, name: str) -> None:
+    if SHOTS:
+        await tab.shoot(Path(SHOTS) / name)
+
+
+def state_of(lane: str) -> str:
+    return f"document.getElementById('lane-{lane}').dataset.state"
+
+
+async def test_it_renders_lives_and_shows_a_death_and_a_return(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (seen, tab):
+        assert await tab.ask("[...document.querySelectorAll('h3')].map((each) => each.textContent)") == [
+            "lane-0", "lane-1",
+        ]  # fmt: skip
+        assert await tab.ask("document.getElementById('t-lanes').textContent") == "2 of 2"
+        assert "Qwen3.8-Flash-Next" in await tab.ask("document.getElementById('model').textContent")
+        await tab.until(f"{state_of('lane-0')} === 'ready' && document.querySelectorAll('.bars > div').length > 2")
+        await shoot(tab, "page-idle.png")
+
+        agents = [asyncio.create_task(agent(seen, f"agent-{name}", n)) for name, n in (("docs", 900), ("tests", 700))]
+        await tab.until(f"{state_of('lane-0')} === 'busy' && {state_of('lane-1')} === 'busy'")
+        await tab.until("Number(document.getElementById('t-rate').textContent) > 20")
+        await tab.until("document.querySelector('.stroke').getAttribute('d').length > 20")  # the curve has begun
+        assert await tab.ask("[...document.querySelectorAll('.who')].map((each) => each.textContent).sort()") == [
+            "agent-docs", "agent-tests",
+        ]  # fmt: skip
+        before = await tab.ask("document.querySelector('.does').textContent")
+        await tab.until(f"document.querySelector('.does').textContent !== {before!r}")  # without a reload
+        if SHOTS:
+            await tab.until("document.querySelector('.stroke').getAttribute('d').length > 280")
+        await shoot(tab, "page-two-agents.png")
+
+        agents.append(asyncio.create_task(agent(seen, "agent-review", 300)))
+        await until(lambda: seen.cluster.doors.serving.dispatcher.queued == 1, 60)
+        await tab.until("document.getElementById('queue-rows').textContent.includes('agent-review')")
+        await seen.cluster.lanes[1].crash()
+        seen.cluster.roster.lose("lane-1")
+        await tab.until(f"{state_of('lane-1')} === 'dead'")
+        assert await tab.ask("document.getElementById('alarm').textContent") == "lane-1 is down."
+        assert await tab.ask("document.getElementById('alarm').hidden") is False
+        assert "dead" in await tab.ask(f"{LANE_1}.querySelector('.chip').textContent")
+        # shown within two seconds of being known, by the page's own account
+        assert await tab.ask("Number.parseInt(document.querySelector('#changes time').textContent)") < 2
+        await tab.until(
+            "document.querySelectorAll('#queue-rows tr').length === 2"
+        )  # its request waits for another lane
+        await shoot(tab, "page-a-lane-dies.png")
+
+        await seen.cluster.lanes[1].restart()
+        await seen.cluster.roster.returned("lane-1")
+        await tab.until("document.getElementById('alarm').hidden")
+        await tab.until("document.body.textContent.includes('went on after its lane was lost')")
+        for task in agents:
+            task.cancel()
+        await asyncio.gather(*agents, return_exceptions=True)
+
+
+async def test_it_fits_a_phone_and_says_when_the_connection_is_lost(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (seen, tab):
+        for width, dark in ((360, False), (360, True), (768, False), (1600, True)):
+            await tab.look(width=width, height=740, dark=dark)
+            assert await tab.ask("document.documentElement.scrollWidth") <= width, f"{width} scrolls sideways"
+            await shoot(tab, f"look-{width}{'-dark' if dark else ''}.png")
+        ground = await tab.ask("getComputedStyle(document.body.parentElement).backgroundColor")
+        await tab.look(width=1600, height=740, dark=False)
+        assert await tab.ask("getComputedStyle(document.body.parentElement).backgroundColor") != ground
+        assert await tab.ask("document.querySelectorAll('h1').length") == 1
+        assert await tab.ask("document.querySelectorAll('[role=img]:not([aria-label])').length") == 0
+        # text of a client stays text
+        hostile = "<img src=x onerror=alert(1)>"
+        script = Script(token_delay_s=0.02)
+        for lane in seen.cluster.lanes:
+            lane.script = script
+        task = asyncio.create_task(
+            seen.cluster.post(COMPLETIONS, {"prompt": [5], "max_tokens": 4000}, {"x-session-id": hostile})
+        )
+        await tab.until("document.querySelectorAll('.who').length === 1")
+        assert await tab.ask("document.querySelector('.who').textContent") == hostile
+        assert await tab.ask("document.images.length") == 0
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert tab.complaints == []
+        await seen.page.close()
+        await tab.until("document.getElementById('link').dataset.state === 'lost'")
+        tab.complaints.clear()  # that the connection was refused
