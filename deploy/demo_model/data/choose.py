@@ -9,19 +9,22 @@ from __future__ import annotations
 import hashlib
 import re
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from deploy.demo_model.data.documents import SPECIAL, Document
 
-SOURCE_BYTES = 4_000_000  # of one package; documentation may have more
+SOURCE_BYTES = 4_000_000  # of one package are looked at; documentation may have more
 SOURCE_PROSE_BYTES = 6_000_000
 SHORTEST_BYTES = 200
 REPEATED_SHARE = 0.5  # of a document's lines
 LINE_CHARS = 24  # shorter lines say nothing about a copy
 HELD_OUT_OF = 40  # one package in so many
+HELD_OUT_PROSE = ("python-celery-doc", "python-cryptography-doc", "python-flask-doc")  # few packages have much prose
+SHARES = {"code": 300_000, "prose": 2_000_000, "chat": 60_000}  # bytes of a package that are trained on
+WHOLE = ("libpython3.11-minimal", "libpython3.11-stdlib")  # the standard library is not cut
 
 _LETTERS = np.frombuffer(string.ascii_letters.encode(), np.uint8)
 _PERMISSIVE = re.compile(
@@ -52,7 +55,29 @@ def permissive(licence: str) -> bool:
 
 def held_out(source: str) -> bool:
     """Whether a package is kept from training."""
-    return int.from_bytes(hashlib.sha256(source.encode()).digest()[:8], "big") % HELD_OUT_OF == 0
+    return (
+        source in HELD_OUT_PROSE
+        or int.from_bytes(hashlib.sha256(source.encode()).digest()[:8], "big") % HELD_OUT_OF == 0
+    )
+
+
+def evenly(documents: Sequence[Document], most_bytes: int) -> list[Document]:
+    """About `most_bytes` of the documents, spread evenly."""
+    share = min(1.0, most_bytes / max(1, sum(len(d.text) for d in documents)))
+    return [d for i, d in enumerate(documents) if int((i + 1) * share) > int(i * share)]
+
+
+def balanced(documents: Sequence[Document]) -> list[Document]:
+    """Of every package no more than its share of each kind, in the same order."""
+    groups: dict[tuple[str, str], list[Document]] = {}
+    for document in documents:
+        groups.setdefault((document.source, document.kind), []).append(document)
+    kept = {
+        id(document)
+        for (source, kind), group in groups.items()
+        for document in (group if source in WHOLE else evenly(group, SHARES[kind]))
+    }
+    return [document for document in documents if id(document) in kept]
 
 
 def cleaned(text: str) -> str:

@@ -20,14 +20,14 @@ from tokenizers import Tokenizer
 from deploy.demo_model import tokenizer as tokens_of
 from deploy.demo_model.data import tokens
 from deploy.demo_model.data.chat import conversations
-from deploy.demo_model.data.choose import Chooser, held_out
+from deploy.demo_model.data.choose import Chooser, balanced, evenly, held_out
 from deploy.demo_model.data.documents import Document, read_debian, read_wheel
 from deploy.demo_model.data.sources import Source, read_sources
 
 VOCAB, CONTEXT_TOKENS = 8192, 32768
 CHAT_OF = 2  # one file in so many gives its functions to conversations
-TOKENIZER_SAMPLE_BYTES = 40_000_000
-HELD_OUT_TOKENS = 400_000  # of each kind
+TOKENIZER_SAMPLE_BYTES = 30_000_000
+HELD_OUT_BYTES = 1_500_000  # of each kind
 
 
 @dataclass(slots=True)
@@ -57,14 +57,8 @@ def collect(sources: Iterable[Source], archives: Path) -> Corpus:
         if document.kind == "code" and hashlib.sha256(document.path.encode()).digest()[0] % CHAT_OF == 0:
             for conversation in conversations(document):
                 corpus.add(conversation)
+    corpus.train = balanced(corpus.train)
     return corpus
-
-
-def sample(documents: list[Document], most_bytes: int) -> list[str]:
-    """Texts spread evenly over the corpus, up to about `most_bytes`."""
-    total = sum(len(d.text) for d in documents)
-    step = max(1, -(-total // most_bytes))
-    return [d.text for d in documents[::step]]
 
 
 def encode(tokenizer: Tokenizer, documents: list[Document], batch: int = 256) -> Iterator[np.ndarray]:
@@ -78,15 +72,14 @@ def encode(tokenizer: Tokenizer, documents: list[Document], batch: int = 256) ->
 def prepare(corpus: Corpus, out: Path, vocab: int = VOCAB) -> dict[str, object]:
     """Writes the tokenizer and every file of tokens, and returns the facts."""
     out.mkdir(parents=True)
-    tokenizer = tokens_of.train(sample(corpus.train, TOKENIZER_SAMPLE_BYTES), vocab)
+    tokenizer = tokens_of.train((d.text for d in evenly(corpus.train, TOKENIZER_SAMPLE_BYTES)), vocab)
     tokens_of.write(tokenizer, out, CONTEXT_TOKENS)
     facts: dict[str, object] = {
         "tokenizer_sha256": hashlib.sha256((out / "tokenizer.json").read_bytes()).hexdigest(),
         "vocab": tokenizer.get_vocab_size(),
     }
-    groups = {tokens.TRAIN: corpus.train} | corpus.held_out
-    for name, group in groups.items():
-        group = group if name == tokens.TRAIN else _at_most(group, HELD_OUT_TOKENS * 3)
+    held_out = {kind: evenly(group, HELD_OUT_BYTES) for kind, group in corpus.held_out.items()}
+    for name, group in ({tokens.TRAIN: corpus.train} | held_out).items():
         path = out / f"{name}{tokens.SUFFIX}"
         count = tokens.write(path, encode(tokenizer, group))
         facts[name] = {
@@ -100,12 +93,6 @@ def prepare(corpus: Corpus, out: Path, vocab: int = VOCAB) -> dict[str, object]:
         }
     (out / "facts.json").write_text(json.dumps(facts, indent=2) + "\n")
     return facts
-
-
-def _at_most(documents: list[Document], most_bytes: int) -> list[Document]:
-    """An even choice of about `most_bytes` of text."""
-    total = sum(len(d.text) for d in documents)
-    return documents[:: max(1, -(-total // most_bytes))]
 
 
 def main() -> None:
