@@ -28,7 +28,9 @@ SHARES = (0.1, 0.2, 0.4)
 HOT_SHARE = 0.1
 
 
-def record(pack: Path, data: Path, out: Path, requests: int, prompt_tokens: int, answer_tokens: int) -> None:
+def record(
+    pack: Path, data: Path, out: Path, requests: int, prompt_tokens: int, answer_tokens: int, drafts: int
+) -> None:
     """Lets a lane answer `requests` held-out prompts, code and prose in turn, and write the trace `out`."""
     streams = [tokens.read(data / f"{kind}{tokens.SUFFIX}") for kind in ("code", "prose")]
     with tempfile.TemporaryDirectory() as name:
@@ -37,6 +39,7 @@ def record(pack: Path, data: Path, out: Path, requests: int, prompt_tokens: int,
         lane = (
             "lanes", "--owner", str(folder / "owner.sock"), "--pack", str(pack), "--listen",
             f"unix:{folder}/lane-0.sock", "--trace-routing", str(out.absolute()), "--vram-budget", "2MiB",
+            "--drafts", str(drafts),
         )  # fmt: skip
         with running("shared_experts", "own", "--pack", str(pack), "--run-dir", str(folder)) as owner:
             owner.event("owner_ready")
@@ -94,16 +97,20 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--answer-tokens", type=int, default=192)
+    parser.add_argument("--drafts", type=int, default=0, help="tokens that the lane guesses ahead (default: 0)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         trace = Path(name) / "trace"
-        record(options.pack, options.data, trace, options.requests, options.prompt_tokens, options.answer_tokens)
+        asked = (options.requests, options.prompt_tokens, options.answer_tokens, options.drafts)
+        record(options.pack, options.data, trace, *asked)
         with Pack.open(options.pack) as pack:
             config = pack.manifest.config
-        # Drafting is not served yet: the draft layer's experts, the last ones, take no part.
-        decoder_keys = int(str(config["num_hidden_layers"])) * int(str(config["num_experts"]))
-        text = json.dumps(figures(replace(recorded(trace), keys=decoder_keys)), indent=2)
+        replay = recorded(trace)
+        if not options.drafts:  # then the draft layer's experts, the last ones, take no part
+            keys = int(str(config["num_hidden_layers"])) * int(str(config["num_experts"]))
+            replay = replace(replay, keys=keys)
+        text = json.dumps({"drafts": options.drafts, **figures(replay)}, indent=2)
     print(text)
     if options.out:
         options.out.write_text(text + "\n")

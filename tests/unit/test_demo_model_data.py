@@ -3,11 +3,14 @@
 import subprocess
 import zipfile
 
+import jinja2
 import numpy as np
 import pytest
 
+from coordinator.text.chat_format import ChatFormat
+from coordinator.text.conversation import ChatMessage, Conversation, Thinking
 from coordinator.text.desk import _encode
-from coordinator.text.renderer import ChatMessage, render
+from coordinator.text.renderer import PlainText, render
 from coordinator.text.tokenizer import Tokenizer
 from deploy.demo_model import tokenizer as demo_tokenizer
 from deploy.demo_model.data import chat, choose, tokens
@@ -151,23 +154,36 @@ def test_functions_are_found_and_others_left():
     assert list(chat.functions(FUNCTION.replace("More", "<think> more"))) == []
 
 
-def test_conversations_are_what_the_server_renders():
-    shapes = set()
-    for number in range(60):
-        text = chat.conversation(next(chat.functions(FUNCTION)), f"{number}.py")
-        shapes.add(("<think>" in text) + 2 * ("<tool_call>" in text))
-        turns = [t.split("\n", 1) for t in text.split("<|im_start|>")[1:]]
-        assert turns[-1][0] == "assistant"
-        messages = []
-        for role, content in turns[:-1]:
-            body = content.removesuffix("<|im_end|>\n")
-            if body.startswith("<tool_response>"):
-                role, body = "tool", body.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
-            messages.append(ChatMessage(role, body))  # type: ignore[arg-type]
-        rendered = "".join(getattr(s, "text", None) or getattr(s, "name", "") for s in render(messages))
-        assert text.startswith(rendered)
-        assert text.endswith("<|im_end|>\n")
-    assert shapes == {0, 1, 2}
+def test_conversations_come_in_three_shapes():
+    function = next(chat.functions(FUNCTION))
+    texts = [chat.conversation(function, f"{number}.py") for number in range(80)]
+    shapes = [(t.count("<tool_response>"), t.startswith("<|im_start|>user"), "<think>\n\n</think>" in t) for t in texts]
+    assert set(shapes) == {(0, True, True), (0, True, False), (1, False, True)}
+    for text, (calls, _, unthinking) in zip(texts, shapes, strict=True):
+        answer = text.split("<|im_start|>assistant\n")[-1]
+        if calls:
+            assert answer == f"<think>\n\n</think>\n\n{function.summary}<|im_end|>\n"
+            assert "<function=read_file>\n<parameter=path>\n" in text
+        else:
+            assert answer.endswith(f"</think>\n\n```python\n{FUNCTION}```<|im_end|>\n")
+            assert unthinking == answer.startswith("<think>\n\n</think>\n\n```")
+
+
+def plain(conversation: Conversation) -> str:
+    segments = render(conversation, chat.FORMAT)
+    return "".join(s.text if isinstance(s, PlainText) else s.name for s in segments)
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_the_template_is_what_the_server_renders(thinks):
+    assert ChatFormat.of(demo_tokenizer.CHAT_TEMPLATE) == chat.FORMAT
+    turns = [("system", "Be short."), ("user", " Hi "), ("assistant", "Hello."), ("tool", "42"), ("user", "More?")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    template = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined).from_string(
+        demo_tokenizer.CHAT_TEMPLATE.replace("message.reasoning_content or ''", "''")
+    )
+    theirs = template.render(messages=messages, add_generation_prompt=True, enable_thinking=thinks)
+    assert theirs == plain(Conversation([ChatMessage(*t) for t in turns], (), Thinking(on=thinks)))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +200,9 @@ def test_the_tokenizer_is_one_that_the_server_loads(trained):
     loaded = Tokenizer.load(folder)
     assert loaded is not None
     assert [loaded.special(text) for text in demo_tokenizer.SPECIAL_TOKENS] == list(range(9))
-    conversation = [ChatMessage("user", "Write area(width, height)."), ChatMessage("tool", "42")]
-    text = "".join(getattr(s, "text", None) or getattr(s, "name", "") for s in render(conversation))
-    assert _encode(loaded, list(render(conversation)), 10_000) == library.encode(text, add_special_tokens=False).ids
+    conversation = Conversation([ChatMessage("user", "Write area(width, height)."), ChatMessage("tool", "42")])
+    ids = _encode(loaded, list(render(conversation, chat.FORMAT)), 10_000)
+    assert ids == library.encode(plain(conversation), add_special_tokens=False).ids
 
 
 def test_bytes_of_tokens_add_up(trained):

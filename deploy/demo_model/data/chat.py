@@ -1,28 +1,31 @@
-"""Conversations made from functions and their docstrings, in the chat format of the Qwen family.
+"""Conversations made from functions and their docstrings, in the very text that the server renders.
 
-Three shapes, chosen by a hash of the function: a request and its code; the same with a few words of thinking, when the
-system turn asks for it; a tool call that reads the file, its result, and an answer. Specials are written by name: the
-tokenizer's added tokens; a function whose own text holds one is left out. Not here: rendering for the server.
+Three shapes, chosen by a hash of the function: a request and its code; the same after a few words of thinking; a tool
+call that reads the file, its result, and an answer. Specials are written by name, as the tokenizer's added tokens; a
+function whose own text holds one is left out. Not here: the format (`coordinator.text.renderer`).
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import json
 import textwrap
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from coordinator.text.chat_format import ChatFormat
+from coordinator.text.conversation import ChatMessage, Conversation, Thinking, Tool, ToolCall
+from coordinator.text.renderer import IM_END, THINK_END, PlainText, render
 from deploy.demo_model.data.documents import SPECIAL, Document
 
 FUNCTION_LINES = (3, 45)
 SUMMARY_CHARS = (20, 240)
-THINK_SYSTEM = "Think before you answer."
-TOOLS_SYSTEM = (
-    "You can call tools. To call one, answer with a JSON object between <tool_call> and </tool_call>.\n"
-    '{"name": "read_file", "parameters": {"path": "string"}}'
+FORMAT = ChatFormat(thinks=True)  # what the tokenizer's chat template says
+READ_FILE = Tool.of(
+    "read_file",
+    "Read a file.",
+    {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
 )
 _ASKS = (
     "Write a Python function `{name}` that does this: {summary}",
@@ -68,35 +71,29 @@ def functions(source: str) -> Iterator[Function]:
         yield Function(node.name, arguments, summary, code)
 
 
-def turn(role: str, content: str) -> str:
-    """One turn, as the server renders it."""
-    return f"<|im_start|>{role}\n{content}<|im_end|>\n"
+def text_of(conversation: Conversation, answer: str) -> str:
+    """A conversation and its answer, as the model reads and writes them."""
+    segments = render(conversation, FORMAT)
+    prompt = "".join(segment.text if isinstance(segment, PlainText) else segment.name for segment in segments)
+    return f"{prompt}{answer}{IM_END}\n"
 
 
 def conversation(function: Function, path: str) -> str:
     """The conversation about one function."""
     pick = hashlib.sha256(f"{path}:{function.name}".encode()).digest()
     ask = _ASKS[pick[0] % len(_ASKS)].format(name=function.name, arguments=function.arguments, summary=function.summary)
+    shape = pick[1] % 16
+    if shape == 15:
+        question = ChatMessage("user", f"What does the function {function.name} in {path} do?")
+        call = ChatMessage("assistant", "", calls=(ToolCall(READ_FILE.name, {"path": path}),))
+        turns = (question, call, ChatMessage("tool", function.code))
+        return text_of(Conversation(turns, (READ_FILE,), Thinking(on=False)), function.summary)
     code = f"```python\n{function.code}```"
-    shape = pick[1] % 8
-    if shape < 6:
-        return turn("user", ask) + turn("assistant", code)
-    if shape == 6:
-        takes = f"It takes {function.arguments}." if function.arguments else "It takes no arguments."
-        thought = f"A function named {function.name} is wanted. {takes} {function.summary}"
-        return (
-            turn("system", THINK_SYSTEM)
-            + turn("user", ask)
-            + turn("assistant", f"<think>\n{thought}\n</think>\n\n{code}")
-        )
-    call = json.dumps({"name": "read_file", "arguments": {"path": path}})
-    return (
-        turn("system", TOOLS_SYSTEM)
-        + turn("user", f"What does the function {function.name} in {path} do?")
-        + turn("assistant", f"<tool_call>\n{call}\n</tool_call>")
-        + turn("user", f"<tool_response>\n{function.code}</tool_response>")
-        + turn("assistant", function.summary)
-    )
+    if shape < 7:
+        return text_of(Conversation((ChatMessage("user", ask),), (), Thinking(on=False)), code)
+    takes = f"It takes {function.arguments}." if function.arguments else "It takes no arguments."
+    thought = f"A function named {function.name} is wanted. {takes} {function.summary}"
+    return text_of(Conversation((ChatMessage("user", ask),)), f"{thought}\n{THINK_END}\n\n{code}")
 
 
 def conversations(document: Document) -> list[Document]:
