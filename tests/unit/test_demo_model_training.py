@@ -140,4 +140,4 @@ def test_routing_figures_count_decode_windows_only():
     for share in ("10%", "20%", "40%"):
         assert set(found[share]) == {"lru", "adaptive"}
     assert found["40%"]["lru"] >= found["10%"]["lru"]
-    assert found["40%"]["adaptive"] > found["10%"]["adaptive"] > 0
+    assert found["40%"]["adaptive"] >= found["10%"]["adaptive"] > 0
