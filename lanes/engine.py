@@ -169,7 +169,7 @@ class Engine:
 
     def _run(self) -> None:
         self._on_start()
-        while (generation := self._next()) is not None:
+        while (generation := self._next_or_fail()) is not None:
             before = self._counters.snapshot()
             fatal = False
             try:
@@ -177,13 +177,24 @@ class Engine:
             except Exception as raised:
                 fatal = True
                 reason, sent = "error", self._counters.generated_tokens - before.generated_tokens
-                error = raised if isinstance(raised, LaneError) else EngineFailed("the engine failed")
-                # The type and place of a bug, never its message: that may hold tokens.
-                _log.error("engine_failed", code=error.code, kind=type(raised).__name__, where=_where(raised))
+                error = _failure(raised)
             self._end(generation, reason, sent, error, before, fatal)
             if fatal:
                 self.on_fatal()
                 return
+
+    def _next_or_fail(self) -> Generation | None:
+        try:
+            return self._next()
+        except Exception as raised:  # in what is done while nothing runs
+            error = _failure(raised)
+            with self._changed:
+                self._stopping = True
+                generation = self._active
+            if generation is not None:  # submitted meanwhile
+                self._end(generation, "error", 0, error, self._counters.snapshot(), True)
+            self.on_fatal()
+            return None
 
     def _next(self) -> Generation | None:
         with self._changed:
@@ -359,6 +370,13 @@ class Engine:
 
     def _publish(self) -> None:
         self._published = self._counters.snapshot()
+
+
+def _failure(raised: Exception) -> LaneError:
+    """What the client and the log are told: the type and place of a bug, never its message, which may hold tokens."""
+    error = raised if isinstance(raised, LaneError) else EngineFailed("the engine failed")
+    _log.error("engine_failed", code=error.code, kind=type(raised).__name__, where=_where(raised))
+    return error
 
 
 def _where(error: BaseException) -> str:

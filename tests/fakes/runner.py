@@ -30,6 +30,7 @@ class FakeRunner:
         self.hints: list[tuple[int, int]] = []  # (first position, end)
         self.hinted_before: list[int] = []  # windows that had run when each hint came
         self.turns = 0
+        self.idle_fails = False
         self.known = 0  # tokens of every prompt that need not be read
         self.marks: list[int] = []  # where checkpoints were made
         self.open: set[int] = set()
@@ -113,6 +114,8 @@ class FakeRunner:
         self.turns += 1
 
     def idle(self) -> bool:
+        if self.idle_fails:
+            raise ZeroDivisionError("secret prompt text")
         return False
 
     def end(self, slot: int) -> None:

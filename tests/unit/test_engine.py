@@ -302,6 +302,14 @@ async def test_a_bug_ends_the_request_without_its_message(case, capsys):
     assert "secret" not in str(capsys.readouterr())
 
 
+async def test_a_bug_while_nothing_runs_ends_the_engine(case, capsys):
+    case.runner.idle_fails = True
+    assert await asyncio.to_thread(case.fatal.wait, 60)
+    with pytest.raises(Draining):
+        case.submit(request())
+    assert "secret" not in str(capsys.readouterr())
+
+
 async def test_a_client_that_stops_reading_loses_its_generation(case, monkeypatch):
     monkeypatch.setattr(limits, "SLOW_READER_S", 0.0)
     outbox, _ = case.submit(request(max_tokens=30), limit=3)
