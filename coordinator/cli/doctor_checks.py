@@ -78,7 +78,8 @@ def pack(path: str, env: Mapping[str, str]) -> tuple[Check, dict[str, Any] | Non
         reason = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
         return Check("pack", "fail", reason, "make it again with `expressway pack`"), None
     found = json.loads(done.stdout)
-    return Check("pack", "ok", f"{found['name']}, experts {found['experts']['format']}"), found
+    drafts = ", with a draft layer" if found["experts"].get("draft_layers") else ""
+    return Check("pack", "ok", f"{found['name']}, experts {found['experts']['format']}{drafts}"), found
 
 
 def run_directory(cluster: str, env: Mapping[str, str]) -> Check:
