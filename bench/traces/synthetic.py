@@ -63,12 +63,17 @@ RECIPES = {
         tokens=4000, seed=3, topics=64, topic_share=128, repeat_share=90, shortest_topic=80, longest_topic=300,
         return_share=128, prefill=2,
     ),
+    "conversation": Recipe(
+        tokens=4000, seed=4, topics=64, topic_share=96, repeat_share=90, shortest_topic=150, longest_topic=500,
+        return_share=128,
+    ),
 }  # fmt: skip
 
 DIGESTS = {
     "stationary": "6e003206b0bb414f2bdf7207c95eadcd8ecc6fefebd16617e6fa8839f781ce25",
     "drifting": "19091e80d4787b1b4b59af3837c39579f45e28db5af237f3f0245404fad5654e",
     "mixture": "a3a790929e0de8f5cca125145b162460b6645c9da4e87609829bbb9f7b471d87",
+    "conversation": "a8f3de1ebd8d4c66be8ecb2b3055859780ef6c29db119da8e7baaea404b3a5ee",
 }
 
 

@@ -9,6 +9,7 @@ BEGINNINGS = {
     "stationary": "65420b44732b3137",
     "drifting": "3a20f42a83345501",
     "mixture": "a36fb027532d66e0",
+    "conversation": "e934339857e39477",
 }
 
 
