@@ -82,11 +82,13 @@ def read_snapshot(page: Address) -> tuple[str, dict[str, Any]]:
     """One snapshot, as it came and parsed. `unreachable` when nobody answers with one."""
     connection = http.client.HTTPConnection(page.host, page.port, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", "/snapshot")
+        key = os.environ.get("EXPRESSWAY_API_KEY")
+        connection.request("GET", "/snapshot", headers={"x-api-key": key} if key else {})
         answer = connection.getresponse()
         body = answer.read(ANSWER_BYTES + 1)
         if answer.status != 200 or len(body) > ANSWER_BYTES:
-            raise unreachable(f"{page}: no page there (HTTP {answer.status})")
+            wanted = "; it wants a key: EXPRESSWAY_API_KEY" if answer.status == 401 else ""
+            raise unreachable(f"{page}: no page there (HTTP {answer.status}){wanted}")
         parsed = json.loads(body)
     except (OSError, http.client.HTTPException) as error:
         raise unreachable(f"{page}: {error or 'no answer'}") from None

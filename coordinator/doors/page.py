@@ -6,12 +6,14 @@
 Not here: what is counted and how it reads (metrics), what a snapshot says (page.snapshot). Invariants: GET and HEAD
 only; a request that names any other host than this one is refused, so that a web page whose name was pointed here (DNS
 rebinding) reads nothing; no other origin is ever allowed, nor starts a stream; the page loads nothing but its own two
-files and talks to nobody but this address; at most one reading of `/metrics` at a time.
+files and talks to nobody but this address; once there are keys, every route needs one, as at the doors or as the
+password that a browser asks for; at most one reading of `/metrics` at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,11 +24,12 @@ from aiohttp import hdrs, web
 
 from coordinator import limits
 from coordinator.apis.writer import Event
+from coordinator.auth import Auth
 from coordinator.config import Address
 from coordinator.doors.listen import ProtocolLog, listen_http
 from coordinator.doors.origin import LOCAL_NAMES, host_name
 from coordinator.doors.sse import EventStream
-from coordinator.errors import Refused, SlowReader
+from coordinator.errors import Refused, SlowReader, Unauthorized
 from coordinator.lane_view import Roster
 from coordinator.metrics import CONTENT_TYPE, Metrics
 from coordinator.page.assets import Asset, load
@@ -72,7 +75,7 @@ async def start_page(
     gauges = Gauges(roster, serving, owner_socket)
     live = Live(gauges, roster, serving.journal, metrics.outcomes)
     runner = web.AppRunner(
-        build_app(metrics, gauges, live, address.host),
+        build_app(metrics, gauges, live, address.host, serving.auth),
         access_log=None,
         logger=ProtocolLog(),
         handler_cancellation=True,  # a stream whose reader is gone ends
@@ -89,15 +92,21 @@ async def start_page(
         raise
 
 
-def build_app(metrics: Metrics, gauges: Gauges, live: Live, host: str) -> web.Application:
+def build_app(metrics: Metrics, gauges: Gauges, live: Live, host: str, auth: Auth) -> web.Application:
     """The application that listens on `host`."""
     names = LOCAL_NAMES | {host}
     reading = asyncio.Lock()
 
     @web.middleware
-    async def only_local_names(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
         if host_name(request.headers.get(hdrs.HOST, "")) not in names:
             return _refusal(403, "this page answers to names of this host only")
+        try:
+            auth.tenant(*_keys(request))
+        except Unauthorized as error:
+            refusal = _refusal(401, f"{error.message}; in a browser, as the password")
+            refusal.headers[hdrs.WWW_AUTHENTICATE] = 'Basic realm="expressway", charset="UTF-8"'
+            return refusal
         return await handler(request)
 
     async def show_metrics(request: web.Request) -> web.Response:
@@ -124,7 +133,7 @@ def build_app(metrics: Metrics, gauges: Gauges, live: Live, host: str) -> web.Ap
             pass  # cut off, or gone
         return await stream.begin()
 
-    app = web.Application(client_max_size=limits.KIB, middlewares=[only_local_names])
+    app = web.Application(client_max_size=limits.KIB, middlewares=[admit])
     app.on_response_prepare.append(_plain_headers)
     app.router.add_get("/metrics", show_metrics)  # and HEAD
     app.router.add_get("/snapshot", show_snapshot)
@@ -139,6 +148,18 @@ def _show(asset: Asset) -> Handler:
         return web.Response(body=asset.body, headers={hdrs.CONTENT_TYPE: asset.content_type})
 
     return show
+
+
+def _keys(request: web.Request) -> tuple[str | None, str | None]:
+    """The headers in which a key may stand; of a browser's name and password, the password."""
+    authorization, api_key = request.headers.get(hdrs.AUTHORIZATION), request.headers.get("x-api-key")
+    if authorization and authorization.lower().startswith("basic "):
+        try:
+            name_and_password = base64.b64decode(authorization[len("basic ") :], validate=True).decode()
+            return None, name_and_password.partition(":")[2]
+        except ValueError:
+            return None, None
+    return authorization, api_key
 
 
 def _from_elsewhere(request: web.Request) -> bool:

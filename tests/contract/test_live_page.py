@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import re
@@ -13,7 +14,9 @@ import aiohttp
 import pytest
 
 from coordinator import limits
+from coordinator.auth import Auth
 from coordinator.page import live
+from tests.contract.test_keys import keys
 from tests.contract.test_page import ASK, COMPLETIONS, Watched, watched
 from tests.fakes.doors import until
 from tests.fakes.lane import Script
@@ -172,6 +175,29 @@ async def test_other_sites_get_neither_snapshot_nor_a_watchers_place(tmp_path: P
         assert (status, "lanes" in text) == (403, False)
         assert (await seen.get("/snapshot", Sec_Fetch_Site="same-origin"))[0] == 200
         assert (await seen.get(path, Host="evil.example"))[0] == 403
+
+
+def basic_of(name: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
+
+
+async def test_once_there_are_keys_every_route_needs_one(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.json"
+    key = keys("add", "ann", path=file)
+    basic = basic_of("anybody", key)
+    (tmp_path / "s").mkdir()
+    async with watched(tmp_path / "s", auth=Auth(file)) as seen:
+        for path in ("/", "/page.css", "/page.js", "/snapshot", "/events", "/metrics", "/nothing"):
+            for headers in ({}, {"Authorization": "Basic !"}, {"Authorization": f"Basic {key}"}, {"x_api_key": "no"},
+                            {"Authorization": basic_of(key, "no")}):  # fmt: skip
+                status, answered, text = await seen.get(path, **headers)
+                assert (status, "lane" in text) == (401, False), (path, headers)
+                assert answered["www-authenticate"].startswith('Basic realm="expressway"')
+        for headers in ({"Authorization": f"Bearer {key}"}, {"x_api_key": key}, {"Authorization": basic}):
+            assert (await seen.get("/snapshot", **headers))[0] == 200
+        async with stream(seen, Authorization=basic) as events:
+            assert (await anext(events))["v"] == 1
+        assert (await seen.get("/", Host="evil.example", Authorization=basic))[0] == 403
 
 
 async def test_streams_end_when_the_page_closes(tmp_path: Path) -> None:

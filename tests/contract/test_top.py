@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
 import sys
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from coordinator.cli.top import ANSWER_BYTES, curve, view
+from coordinator.cli.top import ANSWER_BYTES, curve, read_snapshot, view
+from coordinator.config import Address
+from coordinator.errors import CoordinatorError
 from coordinator.page.snapshot import snapshot
 from tests.contract.test_page import ASK, COMPLETIONS, watched
 from tests.fakes.doors import until
@@ -63,8 +67,9 @@ async def test_once_in_a_terminal_and_as_json(tmp_path: Path) -> None:
         (200, "[1]", "another version"),
         (200, '{"v": 2}', "another version"),
         (404, "{}", "HTTP 404"),
+        (401, "", "EXPRESSWAY_API_KEY"),
         (200, " " * (ANSWER_BYTES + 1), "no page there"),
-        (None, "", ""),
+        (None, "", "refused"),
     ],
 )
 async def test_what_is_no_page_is_unreachable(unused_port: int, status: int | None, body: str, said: str) -> None:
@@ -81,18 +86,15 @@ async def test_what_is_no_page_is_unreachable(unused_port: int, status: int | No
         await site.start()
         port = runner.addresses[0][1]
     try:
-        code, out, err = await top("--address", f"127.0.0.1:{port}", "--once")
+        with pytest.raises(CoordinatorError, match=re.escape(said)) as caught:
+            await asyncio.to_thread(read_snapshot, Address("127.0.0.1", port))
     finally:
         await runner.cleanup()
-    assert (code, out) == (1, "")
-    assert err.startswith("error: unreachable: ")
-    assert said in err
+    assert caught.value.code == "unreachable"
 
 
 @pytest.fixture
 def unused_port(tmp_path: Path) -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.auth import Auth
 from coordinator.lane_view import StepTimes
 from laneproto.v1 import lane_pb2
 from shared_experts.descriptor_server import DescriptorServer
 from shared_experts.handoff import RegionStatus
+from tests.contract.test_keys import keys
 from tests.contract.test_page import COMPLETIONS, Watched, watched
 from tests.fakes.browser import Tab, browser
 from tests.fakes.doors import until
@@ -176,3 +178,17 @@ async def test_it_fits_a_phone_and_says_when_the_connection_is_lost(tmp_path: Pa
         await seen.page.close()
         await tab.until("document.getElementById('link').dataset.state === 'lost'")
         tab.complaints.clear()  # that the connection was refused
+
+
+async def test_with_keys_the_browsers_password_is_one(tmp_path: Path) -> None:
+    key = keys("add", "ann", path=tmp_path / "tenants.json")
+    for name in ("sockets", "profile"):
+        (tmp_path / name).mkdir()
+    async with (
+        watched(tmp_path / "sockets", auth=Auth(tmp_path / "tenants.json")) as seen,
+        browser(tmp_path / "profile") as tab,
+    ):
+        await tab.open(f"http://me:{key}@{seen.page.address}/")
+        await tab.until("document.getElementById('link')?.dataset.state === 'live'")  # style, script and stream as well
+        assert await tab.ask("document.querySelectorAll('.lane').length") == 2
+        assert tab.complaints == []
