@@ -84,12 +84,12 @@ class Owner:
             meeting = self._meeting_place(folder)
             with contextlib.ExitStack() as stack:
                 stack.enter_context(DescriptorServer(self._config.socket_path or folder / SOCKET_NAME, self._answer))
-                if self._config.park_bytes:
-                    stack.enter_context(
-                        ParkServer(folder / PARK_SOCKET, self._config.park_bytes, disk=self._config.park_disk)
-                    )
                 try:
                     self._meet_and_obtain(folder, meeting)
+                    if self._config.park_bytes:  # after the region, which is what huge pages were set aside for
+                        stack.enter_context(
+                            ParkServer(folder / PARK_SOCKET, self._config.park_bytes, disk=self._config.park_disk)
+                        )
                     self._stop.wait()
                 except Stopped:
                     pass
