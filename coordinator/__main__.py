@@ -11,10 +11,11 @@ from pathlib import Path
 
 import click
 
-from coordinator.config import Address, CoordinatorConfig, parse_page
+from coordinator.config import CoordinatorConfig, parse_door, parse_page
 from coordinator.errors import CoordinatorError
 from coordinator.logs import configure_logging
 from coordinator.service import run_coordinator
+from coordinator.tls import named_tls
 
 
 @click.command()
@@ -26,6 +27,8 @@ from coordinator.service import run_coordinator
 @click.option("--owner", type=click.Path(path_type=Path), help="The owner's socket, for the page.")
 @click.option("--trace-requests", type=click.Path(path_type=Path), help="A directory for traces of requests.")
 @click.option("--tenants", type=click.Path(path_type=Path), help="The file of keys, which need not be there.")
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate of both doors.")
+@click.option("--tls-key", type=click.Path(path_type=Path))
 @click.option("--drain-s", type=float, default=10.0, help="How long running answers may go on after SIGTERM.")
 @click.option("--log-json", is_flag=True)
 def command(
@@ -37,6 +40,8 @@ def command(
     owner: Path | None,
     trace_requests: Path | None,
     tenants: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     drain_s: float,
     log_json: bool,
 ) -> None:
@@ -45,13 +50,14 @@ def command(
     config = CoordinatorConfig(
         supervisor,
         pack,
-        Address.parse(http),
-        Address.parse(grpc),
+        parse_door(http),
+        parse_door(grpc),
         drain_s,
         parse_page(page) if page else None,
         owner,
         trace_requests,
         tenants,
+        named_tls(tls_cert, tls_key),
     )
     asyncio.run(run_coordinator(config))
 

@@ -19,8 +19,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from coordinator.errors import CoordinatorError, reported
+from coordinator.errors import CoordinatorError
 from coordinator.lane_client import ERROR_CODE_KEY
+from coordinator.reported import reported
 from laneproto.v1 import lane_pb2, serve_pb2, serve_pb2_grpc
 
 RETRY_AFTER_KEY = "retry-after"

@@ -19,6 +19,7 @@ from pathlib import Path
 from coordinator.errors import BadAddress, BadOption, BadPack
 from coordinator.lane_options import LaneOptions
 from coordinator.rundir import check_socket_path
+from coordinator.tls import Tls
 
 LANES_MAX = 256
 # What a lane takes for its own options of the same names; a test compares them.
@@ -45,7 +46,7 @@ class Address:
     path: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str, *, anywhere: bool = False) -> Address:
         """From HOST:PORT, [HOST]:PORT or unix:PATH. Port 0 lets the kernel choose. BadAddress says what is wrong."""
         if text.startswith("unix:"):
             path = Path(text.removeprefix("unix:"))
@@ -61,13 +62,18 @@ class Address:
                 loopback = ipaddress.ip_address(host).is_loopback
             except ValueError:
                 raise BadAddress(f"{text!r}: {host!r} is neither an IP address nor 'localhost'") from None
-            if not loopback:
+            if not loopback and not anywhere:
                 raise BadAddress(
                     f"{text}: refused, because anybody who reaches it could use the server: this door has no keys "
                     "and no TLS yet. Listen on 127.0.0.1 and forward from there (ssh -L, or a proxy that "
                     "authenticates)"
                 )
         return cls(host="127.0.0.1" if host == "localhost" else host, port=int(port))
+
+    @property
+    def local(self) -> bool:
+        """Whether only this host can reach it."""
+        return bool(self.path) or ipaddress.ip_address(self.host).is_loopback
 
     def __str__(self) -> str:
         if self.path:
@@ -93,6 +99,7 @@ class ServeConfig:
     trace_requests: Path | None = None  # a directory for traces of requests
     park_disk_bytes: int = 0  # of their copies in the state directory
     tenants: Path | None = None  # the file of keys; it need not be there
+    tls: Tls | None = None  # of both doors
 
 
 def default_tenants(env: Mapping[str, str]) -> Path:
@@ -122,6 +129,7 @@ class CoordinatorConfig:
     owner_socket: Path | None = None  # of the region's owner
     trace_requests: Path | None = None  # a directory
     tenants: Path | None = None  # the file of keys; it need not be there
+    tls: Tls | None = None  # of both doors
 
     @property
     def run_dir(self) -> Path:
@@ -129,9 +137,23 @@ class CoordinatorConfig:
         return Path(self.supervisor.removeprefix("unix:")).parent
 
 
+def parse_door(text: str) -> Address:
+    """Where a door listens that may have keys and TLS: as `Address.parse`, any IP address."""
+    return Address.parse(text, anywhere=True)
+
+
+def check_reach(address: Address, *, keys: bool, tls: bool) -> None:
+    """BadAddress for an address that others can reach, unless the door has keys and TLS."""
+    if not address.local and not (keys and tls):
+        raise BadAddress(
+            f"{address}: refused, because anybody who reaches it could use the server or listen: it has no keys and no "
+            "TLS, or only one of them (`expressway keys add`, --tls-cert, --tls-key)"
+        )
+
+
 def parse_http(text: str) -> Address:
     """Where the HTTP door listens: HOST:PORT."""
-    address = Address.parse(text)
+    address = parse_door(text)
     if address.path:
         raise BadAddress(f"{text}: --http takes HOST:PORT; a Unix socket is for --grpc")
     return address

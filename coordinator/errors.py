@@ -53,8 +53,6 @@ The classes carry the table; a test compares them with the drawing. Messages are
 (a `SetupError`'s is for the operator and names both). gRPC codes are names: pure code may import this file.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 
@@ -111,18 +109,9 @@ class TokenOutOfRange(RequestError):
 
 
 class ContextLengthExceeded(RequestError):
-    """The prompt leaves no room for an answer. The words are those that agents look for before they shorten it."""
+    """The prompt leaves no room for an answer (`context_limit` has the words)."""
 
     code = "context_length_exceeded"
-
-    def __init__(self, found: str, *, context_tokens: int, param: str | None = None) -> None:
-        super().__init__(
-            f"This model's maximum context length is {context_tokens} tokens, and the answer must fit into it too. "
-            f"However, the prompt has {found}. Please reduce its length.",
-            param=param,
-        )
-        self.found = found
-        self.context_tokens = context_tokens
 
 
 class TokenizerMissing(RequestError):
@@ -409,8 +398,3 @@ class InternalError(CoordinatorError):
     """A bug; the message says nothing, the log does."""
 
     code = "internal"
-
-
-def reported(code: str, message: str) -> CoordinatorError:
-    """What another process reported, as an error of its own stable code (codes belong to classes)."""
-    return type("Reported", (CoordinatorError,), {"code": code})(message)  # type: ignore[no-any-return]

@@ -36,6 +36,7 @@ from coordinator.stats import Recorder
 from coordinator.text.chat_format import ChatFormat
 from coordinator.text.desk import TextDesk
 from coordinator.text.tokenizer import Tokenizer
+from coordinator.tls import Tls
 from laneproto.v1 import serve_pb2_grpc
 
 
@@ -69,6 +70,7 @@ async def start_doors(
     recorder: Recorder | None = None,
     journal: Journal | None = None,
     auth: Auth | None = None,
+    tls: Tls | None = None,
 ) -> Doors:
     """Opens both doors. `tokenizer_dir` holds the pack's tokenizer and generation config, or none of them.
 
@@ -84,8 +86,8 @@ async def start_doors(
     runner = _runner(serving)
     server = _server(serving, health)
     try:
-        bound_grpc = await _listen_grpc(server, grpc_at)
-        bound_http = await listen_http(runner, http)
+        bound_grpc = await _listen_grpc(server, grpc_at, tls)
+        bound_http = await listen_http(runner, http, tls.context() if tls else None)
     except BaseException:
         await health.close()
         await serving.dispatcher.close()
@@ -117,10 +119,13 @@ def _server(serving: Serving, health: HealthFollower) -> aio.Server:
     return server
 
 
-async def _listen_grpc(server: aio.Server, address: Address) -> Address:
+async def _listen_grpc(server: aio.Server, address: Address, tls: Tls | None) -> Address:
+    credentials = tls.credentials() if tls else None
     umask = os.umask(0o177)  # the socket is 0600 from its first moment
     try:
-        port = server.add_insecure_port(str(address))
+        port = (
+            server.add_secure_port(str(address), credentials) if credentials else server.add_insecure_port(str(address))
+        )
     except RuntimeError as error:
         raise BadAddress(f"{address}: cannot listen there") from error
     finally:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.errors import BadOption, StartFailed, reported
+from coordinator.errors import BadOption, StartFailed
 from coordinator.launchers.base import module_argv
+from coordinator.reported import reported
 from coordinator.request import check_prompt
 
 INSPECT_TIMEOUT_S = 60.0  # it takes half a second; a network file system may be slow

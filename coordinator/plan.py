@@ -35,6 +35,7 @@ def plan_cluster(
         *(("--page", str(config.page)) if config.page else ()),
         *(("--trace-requests", str(config.trace_requests)) if config.trace_requests else ()),
         *(("--tenants", str(config.tenants)) if config.tenants else ()),
+        *(("--tls-cert", str(config.tls.certificate), "--tls-key", str(config.tls.key)) if config.tls else ()),
         *("--drain-s", str(config.drain_s)),
         *(("--log-json",) if log_json else ()),
     )

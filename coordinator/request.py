@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from coordinator import limits
+from coordinator.context_limit import too_long
 from coordinator.errors import (
     BadRequest,
-    ContextLengthExceeded,
     EmptyPrompt,
     OutOfRange,
     TokenOutOfRange,
@@ -152,7 +152,7 @@ def check_prompt(ids: Sequence[int], param: str, *, context_tokens: int, vocab_s
     if not ids:
         raise EmptyPrompt("the prompt has no tokens", param=param)
     if len(ids) >= context_tokens:
-        raise ContextLengthExceeded(f"{len(ids)} tokens", context_tokens=context_tokens, param=param)
+        raise too_long(f"{len(ids)} tokens", context_tokens=context_tokens, param=param)
     if min(ids) < 0 or max(ids) >= vocab_size:
         raise TokenOutOfRange(f"token ids go from 0 to {vocab_size - 1}", param=param)
     return tuple(ids)

@@ -52,6 +52,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
                 recorder=metrics,
                 journal=Journal(traces.write if traces else None),
                 auth=Auth(config.tenants),
+                tls=config.tls,
             )
             operations = Operations(roster, doors.serving.dispatcher.running)
             async with (

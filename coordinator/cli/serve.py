@@ -29,10 +29,13 @@ from coordinator.config import (
     ServeConfig,
     check_device,
     check_pack,
+    check_reach,
     named_tenants,
 )
+from coordinator.errors import BadAddress
 from coordinator.logs import configure_logging
 from coordinator.pack_facts import read_facts
+from coordinator.tls import named_tls
 
 
 @click.command()
@@ -45,6 +48,9 @@ from coordinator.pack_facts import read_facts
               help="Keeps them in the state directory, too, so that they survive restarts. 0: no.")  # fmt: skip
 @click.option("--tenants", type=click.Path(path_type=Path), metavar="FILE",
               help="Keys, made by `expressway keys`. Default: ~/.config/expressway/tenants.json, if any.")  # fmt: skip
+@click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="PEM, of both doors.")
+@click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE",
+              help="PEM. With keys and TLS, the doors may listen anywhere.")  # fmt: skip
 @click.option("--launcher", type=click.Choice(["local", "ray"]), default="local", show_default=True)
 @click.option(
     "--http", type=HTTP, default=DEFAULT_HTTP, show_default=True, metavar="HOST:PORT", help="Port 0: a free one."
@@ -71,6 +77,8 @@ def command(
     park_bytes: int,
     park_disk_bytes: int,
     tenants: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
     launcher: str,
     http: Address,
     grpc: Address,
@@ -88,6 +96,12 @@ def command(
     configure_logging(json_lines=log_json, process="supervisor", level="info" if log_json else "warning")
     options = collect(check_pack(pack), log_json=log_json, **lane)
     check_device(options.device)
+    tenants, tls = named_tenants(tenants, dict(os.environ)), named_tls(tls_cert, tls_key)
+    try:
+        for address in (http, grpc):
+            check_reach(address, keys=tenants.is_file(), tls=tls is not None)
+    except BadAddress as error:
+        raise click.UsageError(error.message) from None
     config = ServeConfig(
         lane=options,
         cluster=cluster,
@@ -102,7 +116,8 @@ def command(
         park_bytes=park_bytes,
         trace_requests=trace_requests,
         park_disk_bytes=park_disk_bytes,
-        tenants=named_tenants(tenants, dict(os.environ)),
+        tenants=tenants,
+        tls=tls,
     )
     facts = read_facts(options.pack)
     facts.check_context(options.context_tokens)
@@ -129,7 +144,7 @@ def describe(running: Running) -> str:
     lanes = sum(name.startswith("lane-") for name in running.pids)
     return "\n".join([
         f"{running.ready.model} on {lanes} lane{'s' if lanes > 1 else ''}, ready in {running.ready.seconds:.1f} s",
-        f"  HTTP  http://{running.config.http}/v1",
+        f"  HTTP  http{'s' if running.config.tls else ''}://{running.config.http}/v1",
         f"  gRPC  {running.config.grpc}",
         *([f"  page  http://{running.config.page}/"] if running.config.page else []),
         "  Ctrl-C stops it",

@@ -22,8 +22,9 @@ from rich.text import Text
 from coordinator.cli.values import CLUSTER, HTTP
 from coordinator.clusters import running_clusters
 from coordinator.config import Address
-from coordinator.errors import CoordinatorError, RunDirError, reported
+from coordinator.errors import CoordinatorError, RunDirError
 from coordinator.page.snapshot import VERSION
+from coordinator.reported import reported
 from coordinator.rundir import read_cluster
 
 TIMEOUT_S = 5.0

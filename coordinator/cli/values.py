@@ -11,7 +11,15 @@ from typing import Any
 
 import click
 
-from coordinator.config import CONTEXT_MAX, CONTEXT_MIN, PREFILL_CHUNK_MAX, Address, parse_http, parse_page, parse_size
+from coordinator.config import (
+    CONTEXT_MAX,
+    CONTEXT_MIN,
+    PREFILL_CHUNK_MAX,
+    parse_door,
+    parse_http,
+    parse_page,
+    parse_size,
+)
 from coordinator.errors import SetupError
 from coordinator.rundir import check_name
 
@@ -34,7 +42,7 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic only in late
 
 SIZE = Parsed("size", parse_size)
 HTTP = Parsed("address", parse_http)
-GRPC = Parsed("address", Address.parse)
+GRPC = Parsed("address", parse_door)
 PAGE = Parsed("address", parse_page)
 CONTEXT = click.IntRange(CONTEXT_MIN, CONTEXT_MAX)
 CHUNK = click.IntRange(1, PREFILL_CHUNK_MAX)

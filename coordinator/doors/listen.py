@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +35,7 @@ class ProtocolLog(logging.Logger):
             _log.error("connection failed", exc_info=exc_info)
 
 
-async def listen_http(runner: web.AppRunner, address: Address) -> Address:
+async def listen_http(runner: web.AppRunner, address: Address, tls: ssl.SSLContext | None = None) -> Address:
     """Listens; the address with the port that the kernel chose in place of 0."""
     await runner.setup()
     umask = os.umask(0o177)
@@ -42,7 +43,7 @@ async def listen_http(runner: web.AppRunner, address: Address) -> Address:
         if address.path:
             await web.UnixSite(runner, address.path).start()
             return address
-        await web.TCPSite(runner, address.host, address.port).start()
+        await web.TCPSite(runner, address.host, address.port, ssl_context=tls).start()
     except OSError as error:
         raise BadAddress(f"{address}: cannot listen there: {error.strerror}") from error
     finally:

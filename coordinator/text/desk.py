@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from coordinator import limits
-from coordinator.errors import ContextLengthExceeded, TokenizerMissing
+from coordinator.context_limit import too_long
+from coordinator.errors import TokenizerMissing
 from coordinator.text.answer_parser import AnswerParser
 from coordinator.text.chat_format import ChatFormat
 from coordinator.text.conversation import Conversation
@@ -118,17 +119,13 @@ class TextDesk:
             raise TokenizerMissing("this model was packed without a tokenizer: send token ids", param=param)
         size = sum(len(segment.text) for segment in segments if isinstance(segment, PlainText))
         if size > context_tokens * tokenizer.longest_token_bytes:  # each character is at least a byte
-            raise ContextLengthExceeded(
-                f"{size} characters, which are more tokens", context_tokens=context_tokens, param=param
-            )
+            raise too_long(f"{size} characters, which are more tokens", context_tokens=context_tokens, param=param)
         try:
             return await self.off_loop(
                 size, limits.INLINE_ENCODE_CHARS, lambda: _encode(tokenizer, segments, context_tokens)
             )
         except TooManyTokens:
-            raise ContextLengthExceeded(
-                f"over {context_tokens} tokens", context_tokens=context_tokens, param=param
-            ) from None
+            raise too_long(f"over {context_tokens} tokens", context_tokens=context_tokens, param=param) from None
 
 
 def _encode(tokenizer: Tokenizer, segments: Sequence[Segment], at_most: int) -> list[int]:

@@ -144,7 +144,7 @@ async def test_errors(tmp_path: Path) -> None:
     async with served(tmp_path, context_tokens=512) as (cluster, client):
         with pytest.raises(anthropic.NotFoundError):
             await client.messages.create(**{**ASK, "model": "claude"})
-        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* > 512 maximum"):
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 512 tokens"):
             await client.messages.create(**{**ASK, "messages": [{"role": "user", "content": "w " * 400}]})
         image: Any = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
         with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.content\.0\.type"):

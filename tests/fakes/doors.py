@@ -25,6 +25,7 @@ from coordinator.config import Address
 from coordinator.frontdoor import Doors, start_doors
 from coordinator.stats import Recorder
 from coordinator.text.tokenizer import Tokenizer
+from coordinator.tls import Tls
 from laneproto.v1 import serve_pb2, serve_pb2_grpc
 from tests.fakes.lane import FakeLane, Script
 from tests.fakes.qwen_template import TEMPLATE
@@ -91,6 +92,7 @@ async def open_doors(
     text_from: Path | None = None,
     recorder: Recorder | None = None,
     auth: Auth | None = None,
+    tls: Tls | None = None,
     **lane_options: Any,
 ) -> AsyncIterator[Cluster]:
     """A cluster whose sockets lie in `directory`."""
@@ -110,6 +112,7 @@ async def open_doors(
         queue_requests=queue_requests,
         recorder=recorder,
         auth=auth,
+        tls=tls,
     )
     try:
         async with (

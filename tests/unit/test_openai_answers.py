@@ -9,7 +9,8 @@ from coordinator.apis.logprobs import LogprobFeed
 from coordinator.apis.openai.answers import CompletionWriter, error_body
 from coordinator.apis.writer import dump
 from coordinator.chat import Turn, TurnEnd
-from coordinator.errors import ContextLengthExceeded, LaneLost, QueueFull
+from coordinator.context_limit import too_long
+from coordinator.errors import LaneLost, QueueFull
 from coordinator.text.desk import TextDesk
 from coordinator.text.tokenizer import Tokenizer
 from laneproto.v1 import lane_pb2
@@ -43,7 +44,7 @@ def whole(desk, chat, text, tokens):
 
 
 def test_errors_have_openais_shape() -> None:
-    error = error_body(ContextLengthExceeded("9 tokens", context_tokens=8, param="prompt"))["error"]
+    error = error_body(too_long("9 tokens", context_tokens=8, param="prompt"))["error"]
     assert "maximum context length is 8 tokens" in error.pop("message")
     assert error == {"type": "invalid_request_error", "param": "prompt", "code": "context_length_exceeded"}
     assert error_body(QueueFull("full"))["error"]["type"] == "server_error"
@@ -65,6 +66,7 @@ def test_a_whole_chat_answer(desk: TextDesk) -> None:
     assert [other["logprob"] for other in entry["top_logprobs"]] == [-0.25, -3]
     assert body["usage"] == {
         "prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
     }  # fmt: skip
     assert body["expressway"]["lane"] == "lane-1"
     assert body["expressway"]["counters"]["expert_hits"] == 1 << 40

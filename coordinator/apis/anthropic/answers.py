@@ -43,7 +43,7 @@ def error_body(error: CoordinatorError, request_id: str | None = None) -> dict[s
     kind = _TYPES.get(error.http, "invalid_request_error" if error.http < 500 else "api_error")
     message = error.message
     if isinstance(error, ContextLengthExceeded):  # the words that clients look for before they shorten it
-        message = f"prompt is too long: {error.found} > {error.context_tokens} maximum"
+        message = f"prompt is too long: {message}"
     elif error.param and error.param not in message:
         message = f"{error.param}: {message}"
     found = {"type": kind, "message": message, "code": error.code}
