@@ -152,13 +152,23 @@ def test_the_proxy_reads_session_headers_of_the_doors():
     assert [name for name in used if f"`{name.replace('_', '-')}`" not in page] == []
 
 
+@pytest.mark.parametrize("file", ["proxy/nginx.conf", "kuberay/proxy.yaml"])
+def test_a_proxy_in_front_of_a_server_without_keys_opens_nothing(file):
+    """Doors without keys refuse other hosts' names, and ask for a key otherwise: both must reach them as sent."""
+    text = (DEPLOY / file).read_text()
+    answering = text[text.index("location /v1/") :].split("}")[0]
+    assert "proxy_set_header Host $host;" in answering
+    assert "Authorization" not in answering
+    assert "proxy_buffering off;" in answering
+
+
 def test_pods_give_nothing_away():
     spec = yaml.safe_load((DEPLOY / "kuberay/rayjob.yaml").read_text())["spec"]["rayClusterSpec"]
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         pod = group["template"]["spec"]
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
-        for container in pod["containers"]:
+        for container in (*pod["containers"], *pod.get("initContainers", ())):
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
                 "capabilities": {"drop": ["ALL"]},
