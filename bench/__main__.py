@@ -27,6 +27,7 @@ from bench.load.workloads import WORKLOADS, digest
 from bench.result import frame
 
 REPORT_BYTES = 1 << 28
+KEY_VARIABLE = "EXPRESSWAY_API_KEY"
 PLOTS_MISSING = "plots need matplotlib: pip install 'expressway[bench]'"
 
 
@@ -63,7 +64,8 @@ def main() -> None:
 @main.command("run")
 @click.option("--url", required=True, metavar="URL", help="Of an OpenAI-compatible server, with its /v1.")
 @click.option("--model", metavar="NAME", help="Default: the first that the server lists.")
-@click.option("--key-variable", metavar="NAME", help="The environment variable that holds the server's key.")
+@click.option("--key-variable", default=KEY_VARIABLE, show_default=True, metavar="NAME",
+              help="The environment variable that holds the server's key, where there are keys.")  # fmt: skip
 @click.option("--scenario", type=click.Choice(SCENARIOS), default="closed", show_default=True)
 @click.option("--workload", type=click.Choice(sorted(WORKLOADS)), default="code", show_default=True)
 @click.option("--concurrency", type=Numbers(), default="1,2", show_default=True, metavar="N,…",
@@ -100,10 +102,10 @@ def run_command(**given: Any) -> None:
     if given["plots"] is not None:
         _plots_or_exit()
     variable = given["key_variable"]
-    if variable and not os.environ.get(variable):
+    if variable != KEY_VARIABLE and not os.environ.get(variable):
         raise click.UsageError(f"--key-variable: {variable} is not set")
     try:
-        result = asyncio.run(_run(given, os.environ.get(variable) if variable else None))
+        result = asyncio.run(_run(given, os.environ.get(variable)))
     except OSError as error:
         raise Failed("unreachable", str(error)) from None
     if given["out"]:

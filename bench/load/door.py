@@ -180,6 +180,8 @@ async def served_model(client: aiohttp.ClientSession, server: Server) -> str:
     """The name of the first model it serves. Raises OSError when it does not answer as such a server."""
     try:
         async with client.get(server.url + "/models", headers=server.headers("")) as response:
+            if response.status != 200:
+                raise OSError(f"{server.url}/models: {_refusal(response.status, await response.read())}")
             listed = json.loads(await response.read())
             return str(listed["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, IndexError) as error:

@@ -23,6 +23,8 @@ class Fake:
         self.bodies, self.sessions, self.keys, self.running, self.most = [], [], [], 0, 0
 
     async def models(self, request):
+        if self.status != 200:
+            return web.json_response({"error": {"code": "unauthorized"}}, status=self.status)
         return web.json_response({"data": [{"id": "fake"}]})
 
     async def chat(self, request):
@@ -236,6 +238,11 @@ async def test_an_open_loop_and_a_short_question_behind_a_long_prompt(served, tm
     words = ["--scenario", "long-short", "--workload", "review", "--rounds", "1", "--json"]
     assert await run_bench(url, tmp_path, *words) == 0
     assert set(json.loads(capsys.readouterr().out)["runs"]) == {"alone", "behind", "long"}
+
+
+async def test_a_server_that_wants_another_key_says_so(served, tmp_path, capsys):
+    assert await run_bench(await served(Fake(status=401)), tmp_path) == 1
+    assert capsys.readouterr().err.splitlines()[-1].endswith("/models: unauthorized")
 
 
 @pytest.mark.parametrize(
