@@ -30,6 +30,7 @@ from coordinator.rundir import read_cluster
 TIMEOUT_S = 5.0
 ANSWER_BYTES = 8 << 20
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_PER_BLOCK = 5
 _STYLES = {"busy": "bold blue", "ready": "green", "dead": "bold red", "quarantined": "bold red"}
 
 
@@ -140,7 +141,7 @@ def _lanes(lanes: list[dict[str, Any]]) -> Table:
             _plain(lane["name"]),
             Text(_plain(lane["state"]), _STYLES.get(lane["state"], "yellow")),
             f"{lane['tokens_per_s']:.1f}",
-            curve(lane["tokens_per_s_curve"][-20:]),
+            curve(lane["tokens_per_s_curve"]),
             _time(lane["first_token_s"]),
             f"{100 * shares['cache']:.0f} % hit" if known else "-",
             f"{100 * full:.0f} % full",
@@ -178,9 +179,11 @@ def _errors(latest: list[dict[str, Any]]) -> Table:
 
 
 def curve(values: list[float]) -> str:
-    """One block a value, the greatest at the top."""
-    most = max(values, default=0.0)
-    return "".join(_BLOCKS[round(value / most * (len(_BLOCKS) - 1))] if most > 0 else _BLOCKS[0] for value in values)
+    """One block for five values, the greatest at the top; a minute is 12 wide."""
+    starts = range(len(values) % _PER_BLOCK, len(values), _PER_BLOCK)
+    means = [sum(values[start : start + _PER_BLOCK]) / _PER_BLOCK for start in starts]
+    most = max(means, default=0.0)
+    return "".join(_BLOCKS[round(mean / most * (len(_BLOCKS) - 1))] if most > 0 else _BLOCKS[0] for mean in means)
 
 
 def _plain(text: str) -> str:

@@ -119,6 +119,6 @@ def test_text_of_others_is_text() -> None:
 
 
 def test_a_curve_of_blocks() -> None:
-    assert curve([0, 5, 10]) == "▁▅█"
-    assert curve([0.0, 0.0]) == "▁▁"
+    assert curve([99, *[0] * 5, *[5] * 5, *[8, 12, 10, 9, 11]]) == "▁▅█"
+    assert curve([0.0] * 60) == "▁" * 12
     assert curve([]) == ""
