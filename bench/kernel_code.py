@@ -80,8 +80,17 @@ def figures(kernel: Any) -> dict[str, int]:
             for option in ("-res-usage", "-sass")
         )
     registers, stack = (int(re.findall(name + r":(\d+)", usage)[0]) for name in ("REG", "STACK"))
+    inexact = len(
+        re.findall(r"\.approx|\.full|\.ftz|(?:mul|add|sub)\.f32", kernel.asm["ptx"])
+    )  # may be rounded otherwise
     counts = {name: len(re.findall(pattern, code)) for name, pattern in COUNTED.items()}
-    return {"registers": registers, "stack_bytes": stack, "warps": kernel.metadata.num_warps, **counts}
+    return {
+        "registers": registers,
+        "stack_bytes": stack,
+        "warps": kernel.metadata.num_warps,
+        "inexact": inexact,
+        **counts,
+    }
 
 
 def launch_experts(format: str, rows: int) -> None:

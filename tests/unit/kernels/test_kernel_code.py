@@ -21,6 +21,8 @@ def test_kernels_compile_without_spills(tmp_path):
     assert {"prepare", "rule", "finish", "enter", "squash", "mix", "norm_rotate", "best", "uniform"} <= set(dense)
     for name, figures in (kernels | dense).items():
         assert figures["spills"] == figures["stack_bytes"] == 0, (name, figures)
+    for name in ("quantise", "gate_up", "down", "combine"):
+        assert kernels[name]["inexact"] == 0, f"{name}: an operation that is not rounded to nearest even, or may fuse"
     for name in ("gate_up", "down"):
         assert kernels[name]["loads_16_bytes"] > 0, "the alignment of records was lost"
         assert kernels[name]["integer_dots"] > 0
