@@ -10,8 +10,9 @@ measured, never assumed:
     the account          every round pays ALLOWED of a single window in, and its gain, losses too; a try that could
                          cost more than the account holds is not made
 
-The account is the promise: whatever drafts do, N rounds take about (1 + ALLOWED) · N + FIRST windows of one row at worst,
-as long as times stay what they were measured. Times are by the caller's clock; a stall counts at most MOST_GAIN windows.
+The account is the promise: whatever drafts do, N rounds take about (1 + ALLOWED) · N + FIRST windows of one row at
+worst, as long as times stay what they were measured. Times are by the caller's clock; a stall of the machine counts at
+most MOST_GAIN windows.
 
 Invariant: `learn` changes nothing it was given; every number stays finite.
 
