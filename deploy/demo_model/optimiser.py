@@ -50,7 +50,9 @@ class Muon(torch.optim.Optimizer):
             for shape, params in shapes.items():
                 flat = []
                 for p in params:
-                    momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                    if not self.state[p]:
+                        self.state[p]["momentum"] = torch.zeros_like(p)
+                    momentum = self.state[p]["momentum"]
                     momentum.lerp_(p.grad, 1 - MOMENTUM)
                     flat.append(p.grad.lerp(momentum, MOMENTUM).view(-1, *shape))
                 updates = orthogonalised(torch.cat(flat)).split([f.shape[0] for f in flat])

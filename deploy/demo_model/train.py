@@ -205,6 +205,7 @@ def main() -> None:
         Phase(o.finish_sequences, o.finish_tokens, True, 0),
     )
     torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest" if o.f32 else "high")
     network = Network(DEMO if o.sizes == "demo" else SMALL)
     done = train(o.data, o.out, network, Options(plan, o.minutes, o.device, not o.f32, o.compile))
     print("done" if done else "to be continued")

@@ -67,13 +67,16 @@ class Attention(nn.Module):
             loss = selection_loss(score, self._mass(heads, reading.taught), reading.taught, self._block)
         if not sparse:
             return self.finish(self.dense(heads), heads.gate), loss
+        return self.finish(self._selecting(heads, index_q, keys, reading.budget), heads.gate), loss
+
+    @torch.compiler.disable  # slices of many lengths
+    def _selecting(self, heads: Heads, index_q: torch.Tensor, keys: torch.Tensor, budget: int | None) -> torch.Tensor:
+        """[B, A, T, D], every query over what it selected."""
         slices = [
-            checkpoint(
-                self._sparse, heads.q, heads.k, heads.v, index_q, keys, first, reading.budget, use_reentrant=False
-            )
-            for first in range(0, u.shape[1], SLICE_QUERIES)
+            checkpoint(self._sparse, heads.q, heads.k, heads.v, index_q, keys, first, budget, use_reentrant=False)
+            for first in range(0, heads.q.shape[2], SLICE_QUERIES)
         ]
-        return self.finish(torch.cat(slices, 2), heads.gate), loss
+        return torch.cat(slices, 2)
 
     def project(self, u: torch.Tensor, at: Rotation) -> Heads:
         """Queries and keys, normed and rotated, values and gate."""

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 CHUNK_TOKENS = 64
+TINY = 8  # rows of a product
 
 
 def naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
@@ -101,8 +102,13 @@ def unit_inverse(lower: torch.Tensor) -> torch.Tensor:
         blocks = blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)  # [..., n, 2h, 2h]
         corner = blocks[..., half:, :half]
         above, below = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
-        left = -(below @ corner @ above)
+        left = -_product(_product(below, corner), above)
         top = torch.cat((above, torch.zeros_like(above)), -1)
         inverse = torch.cat((top, torch.cat((left, below), -1)), -2)
         half *= 2
     return inverse[..., 0, :, :]
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b; hundreds of thousands of tiny products are sums, not a call of a library that batches 65,535 at most."""
+    return a @ b if a.shape[-1] > TINY else (a[..., None] * b[..., None, :, :]).sum(-2)

@@ -9,6 +9,7 @@ Letters: R rows, H hidden, E experts, K experts per row, I intermediate.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,41 @@ class Experts(nn.Module):
         if x.dtype == torch.bfloat16:
             return grouped(x, ids, weights, gate_up, down)
         return looped(x, ids, weights, gate_up, down)
+
+
+class Spread(torch.autograd.Function):
+    """Rows to their places; a row's gradient is the sum over its places, gathered rather than added at random."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, row_of_place: torch.Tensor, place_of_choice: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """[places, H] of x [R, H]; a row past the last one is zeros. place_of_choice: [R * K]."""
+        ctx.save_for_backward(place_of_choice)
+        ctx.rows = x.shape[0]
+        return F.pad(x, (0, 0, 0, 1)).index_select(0, row_of_place)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        """[R, H]."""
+        (place_of_choice,) = ctx.saved_tensors
+        return grad.index_select(0, place_of_choice).view(ctx.rows, -1, grad.shape[-1]).sum(1), None, None
+
+
+class Collect(torch.autograd.Function):
+    """The answers of all choices from their places; padding has no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, place_of_choice: torch.Tensor, choice_of_place: torch.Tensor
+    ) -> torch.Tensor:  # type: ignore[override]
+        """[R * K, H] of x [places, H]."""
+        ctx.save_for_backward(choice_of_place)
+        return x.index_select(0, place_of_choice)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        """[places, H]."""
+        (choice_of_place,) = ctx.saved_tensors
+        return F.pad(grad, (0, 0, 0, 1)).index_select(0, choice_of_place), None, None
 
 
 def looped(
@@ -66,11 +102,12 @@ def grouped(
     places = torch.arange(rows * chosen, device=x.device) + shift[sorted_ids]
     ends = torch.cat((ends[:-1], ends.new_full((1,), total))).to(torch.int32)  # the rest belongs to the last group
     place_of_choice = torch.empty_like(order).scatter_(0, order, places)
-    row_of_place = torch.full((total,), rows, dtype=torch.int64, device=x.device).scatter_(0, places, order // chosen)
-    wide = F.pad(x, (0, 0, 0, 1))[row_of_place]  # [total, H]; padding reads the row of zeros
+    none = rows * chosen  # padding is nobody's choice
+    choice_of_place = torch.full((total,), none, dtype=torch.int64, device=x.device).scatter_(0, places, order)
+    wide = Spread.apply(x, choice_of_place // chosen, place_of_choice)  # [total, H]
     gate, up = torch._grouped_mm(wide, gate_up.mT, offs=ends).chunk(2, -1)
     answers = torch._grouped_mm(F.silu(gate) * up, down.mT, offs=ends)
-    answers = answers[place_of_choice].view(rows, chosen, -1)
+    answers = Collect.apply(answers, place_of_choice, choice_of_place).view(rows, chosen, -1)
     return torch.einsum("rkh,rk->rh", answers, weights.to(answers.dtype))
 
 
