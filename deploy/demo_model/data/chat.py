@@ -46,7 +46,7 @@ class Function:
 
 
 def functions(source: str) -> Iterator[Function]:
-    """The functions of a Python file that are short, public, documented and hold no special token."""
+    """The functions (no methods) of a Python file that are short, public, documented and hold no special token."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -54,8 +54,7 @@ def functions(source: str) -> Iterator[Function]:
     except (SyntaxError, ValueError, RecursionError):
         return
     lines = source.split("\n")
-    members = (node for top in tree.body for node in (top.body if isinstance(top, ast.ClassDef) else [top]))
-    for node in members:
+    for node in tree.body:  # methods make little sense alone
         if not isinstance(node, ast.FunctionDef) or node.name.startswith(("_", "test")) or node.end_lineno is None:
             continue
         summary = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())

@@ -25,7 +25,6 @@ from deploy.demo_model.data.documents import Document, read_debian, read_wheel
 from deploy.demo_model.data.sources import Source, read_sources
 
 VOCAB, CONTEXT_TOKENS = 8192, 32768
-CHAT_OF = 2  # one file in so many gives its functions to conversations
 TOKENIZER_SAMPLE_BYTES = 30_000_000
 HELD_OUT_BYTES = 1_500_000  # of each kind
 
@@ -54,7 +53,7 @@ def collect(sources: Iterable[Source], archives: Path) -> Corpus:
     corpus = Corpus()
     for document in Chooser().keep(documents(sources, archives)):
         corpus.add(document)
-        if document.kind == "code" and hashlib.sha256(document.path.encode()).digest()[0] % CHAT_OF == 0:
+        if document.kind == "code":
             for conversation in conversations(document):
                 corpus.add(conversation)
     corpus.train = balanced(corpus.train)
