@@ -19,6 +19,7 @@ from coordinator import limits
 from coordinator.answer import Answer, Final, Piece
 from coordinator.auth import Auth
 from coordinator.doors.caller import parse_caller
+from coordinator.doors.retry_info import DETAILS_KEY, retry_info
 from coordinator.errors import BadRequest, CoordinatorError, InternalError, SlowReader
 from coordinator.generation import Begun
 from coordinator.lane_client import ERROR_CODE_KEY
@@ -201,8 +202,11 @@ async def _write(context: Context, response: serve_pb2.GenerateResponse) -> None
 
 async def _abort(context: Context, error: CoordinatorError) -> NoReturn:
     details = f"{error.message} (field {error.param})" if error.param else error.message
-    trailing = [(ERROR_CODE_KEY, error.code)]
+    status = grpc.StatusCode[error.grpc]
+    trailing: list[tuple[str, str | bytes]] = [(ERROR_CODE_KEY, error.code)]
     if error.retryable:
-        trailing.append((RETRY_AFTER_KEY, f"{error.retry_after_s or limits.RETRY_AFTER_S:g}"))
-    await context.abort(grpc.StatusCode[error.grpc], details, trailing_metadata=tuple(trailing))
+        wait_s = error.retry_after_s or limits.RETRY_AFTER_S
+        trailing.append((RETRY_AFTER_KEY, f"{wait_s:g}"))
+        trailing.append((DETAILS_KEY, retry_info(status.value[0], details, wait_s)))
+    await context.abort(status, details, trailing_metadata=tuple(trailing))
     raise AssertionError("abort always raises")

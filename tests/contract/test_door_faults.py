@@ -147,7 +147,8 @@ async def test_a_full_queue_is_429_with_retry_after(tmp_path: Path) -> None:
         await until(lambda: cluster.doors.serving.dispatcher.queued == 1)
         for stream in (True, False):
             status, headers, body = await cluster.post(COMPLETIONS, ask(stream=stream))
-            assert (status, body["error"]["code"], headers["retry-after"]) == (429, "queue_full", "1")
+            assert (status, body["error"]["code"]) == (429, "queue_full")
+            assert 1 <= int(headers["retry-after"]) <= limits.RETRY_AFTER_MAX_S
         assert [status for status, _, _ in await asyncio.gather(*tasks)] == [200, 200]
 
 
