@@ -25,6 +25,7 @@ from bench import result
 from bench.cluster import Cluster
 from laneproto.v1 import admin_pb2, admin_pb2_grpc, lane_pb2, serve_pb2, serve_pb2_grpc
 
+ANSWERS_PER_KILL = 2
 TOLERANCE = 2e-4  # of logprobs; the contract's for fp32
 
 
@@ -44,6 +45,7 @@ class Tally:
     margin_equal: int = 0
     different: int = 0
     failed: list[str] = field(default_factory=list)
+    ended: int = 0  # answers, whatever they were
     longest_pause_s: float = 0.0
 
 
@@ -77,9 +79,12 @@ async def ask(stub: serve_pb2_grpc.ExpresswayStub, prompt: list[int], max_tokens
 
 
 async def kill_lanes(
-    stub: serve_pb2_grpc.ExpresswayStub, admin: admin_pb2_grpc.AdminStub, kills: int, end: float
+    stub: serve_pb2_grpc.ExpresswayStub, admin: admin_pb2_grpc.AdminStub, kills: int, end: float, tally: Tally
 ) -> int:
-    """Kills busy lanes, one at a time and only while another one serves; how many."""
+    """Kills busy lanes, one at a time, while another one serves and answers get on; how many.
+
+    An answer may lose two lanes and not three, so two answers at least have ended between any two kills.
+    """
     chance, done, killed = random.Random(0), 0, 0  # noqa: S311  which lane, nothing secret
     while done < kills and time.monotonic() < end:
         await asyncio.sleep(0.1)
@@ -89,7 +94,7 @@ async def kill_lanes(
                 await admin.Undrain(admin_pb2.LaneName(lane=lane.lane))
         serving = [lane for lane in lanes if lane.state in ("ready", "busy")]
         busy = [lane for lane in serving if lane.state == "busy" and lane.pid != killed]
-        if len(serving) < 2 or not busy:
+        if len(serving) < 2 or not busy or tally.ended < ANSWERS_PER_KILL * done:
             continue
         await asyncio.sleep(chance.uniform(0.0, 0.3))
         killed = chance.choice(busy).pid
@@ -118,6 +123,7 @@ async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, ob
             while not stop.is_set():
                 said, pause_s = await ask(stub, prompts[number], options.max_tokens)
                 tally.longest_pause_s = max(tally.longest_pause_s, pause_s)
+                tally.ended += 1
                 if isinstance(said, str):
                     tally.failed.append(said)
                 else:
@@ -126,7 +132,9 @@ async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, ob
 
         begin = time.monotonic()
         streams = [asyncio.create_task(stream(number)) for number in range(options.streams)]
-        kills = await kill_lanes(stub, admin_pb2_grpc.AdminStub(operator), options.kills, begin + options.seconds)
+        kills = await kill_lanes(
+            stub, admin_pb2_grpc.AdminStub(operator), options.kills, begin + options.seconds, tally
+        )
         stop.set()
         await asyncio.gather(*streams)
     return {
@@ -157,7 +165,7 @@ def main() -> None:
     with Cluster(options.pack, [*serve, "--grpc", "127.0.0.1:0", "--page", "off"], quiet=True) as cluster:
         measured = asyncio.run(measure(cluster, options))
     framed = result.frame(
-        "bench.failover", [option for option in sys.argv[1:] if option.startswith("--") and "out" not in option],
+        "bench.failover", ["PACK", *(word for word in sys.argv[1:] if "/" not in word and word != "--out")],
         pack={"name": options.pack.name}, packages=("expressway", "grpcio"),
         conditions={"lanes": options.lanes, "max_tokens": options.max_tokens, "device": "cpu", "greedy": True},
     )  # fmt: skip

@@ -13,6 +13,7 @@ was sent, so a client sees no gap and no token twice.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -199,7 +200,7 @@ class Dispatcher:
                 busy_s[run.seat].append(run.left_s(now))
         if all(len(left_s) >= limits.LANE_CAPACITY for left_s in busy_s.values()):
             return False
-        order = [entry for entry, _ in self._queue.order(now)]
+        order = [entry for entry, _ in itertools.islice(self._queue.order(now), limits.LOOKAHEAD)]
         patience_s = []
         for others in (True, False) if len(order) > 1 else (False,):  # whom a free lane suits goes first
             for entry in order:

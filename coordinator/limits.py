@@ -52,6 +52,7 @@ AGEING_S: Final = 30.0  # of waiting make a request's class one better
 DEFAULT_PREFILL_TOKENS_PER_S: Final = 1000.0  # of a lane, while none was measured
 DEFAULT_DECODE_TOKENS_PER_S: Final = 20.0
 DEFAULT_OUTPUT_TOKENS: Final = 256
+LOOKAHEAD: Final = 32  # requests that are looked at for a free lane, in fair order
 PASSING: Final = 4.0  # times the work that another lane would cost it, a request lets others pass
 COLD_COST: Final = 0.5  # what work on a lane with a cold expert cache costs more
 WARM_TOKENS: Final = 2000  # that a new lane has computed when its cache is warm

@@ -27,7 +27,7 @@ def test_lanes_are_operated_by_the_command_line(pack):
         wait_for(lambda: served.states() == {"lane-0": "ready", "lane-1": "ready"}, 120)
         assert lane("drain", "lane-0") == {"lane": "lane-0", "state": "draining", "doing": "done", "running": 0}
         assert served.states() == {"lane-0": "draining", "lane-1": "ready"}
-        assert served.generate("--prompt-ids", "5,6,7", "--max-tokens", 4)["lane"] == "lane-1"
+        assert served.generate("--prompt-ids", "5,6,7", "--max-tokens", 4)["lane"]["name"] == "lane-1"
         before = served.kill("coordinator")
         wait_for(lambda: served.states() == {"lane-0": "draining", "lane-1": "ready"}, 120)
         assert served.pids["coordinator"] != before

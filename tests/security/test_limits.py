@@ -370,6 +370,7 @@ NO_BOUND = {
     "coordinator.TOKEN_BYTES": "a size",
     "coordinator.COLD_COST": "a price",
     "coordinator.PASSING": "a price",
+    "coordinator.LOOKAHEAD": "more waits",
     "coordinator.WARM_TOKENS": "a price",
     "coordinator.PARKED_WORTH": "a price",
     "coordinator.GRPC_STREAMS_PER_CONNECTION": "more waits: the transport's own rule",

@@ -72,7 +72,7 @@ async def fleet(
 async def read_all(generation: Generation) -> tuple[list[int], Ended]:
     """All token ids and the end; raises the error that ended it."""
     ids: list[int] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             match await generation.read():
                 case Begun():
