@@ -197,7 +197,7 @@ async def test_a_client_that_stopped_reading_is_cut_off(tmp_path: Path, monkeypa
         await asyncio.get_running_loop().sock_connect(narrow, (cluster.doors.http.host, cluster.doors.http.port))
         reader, writer = await asyncio.open_connection(sock=narrow, limit=1024)
         body = '{"prompt":[5],"max_tokens":1000000,"stream":true,"logprobs":20}'
-        fields = ("Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}")
+        fields = (f"Host: {cluster.doors.http}", "Content-Type: application/json", f"Content-Length: {len(body)}")
         writer.write("\r\n".join((f"POST {COMPLETIONS} HTTP/1.1", *fields, "", body)).encode())
         await reader.readuntil(b"\r\n\r\n")  # and nothing after it
         await until(lambda: [reason for _, reason in cluster.lanes[0].ended] == [CANCELLED], 20)
