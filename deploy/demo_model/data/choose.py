@@ -23,7 +23,7 @@ REPEATED_SHARE = 0.5  # of a document's lines
 LINE_CHARS = 24  # shorter lines say nothing about a copy
 HELD_OUT_OF = 40  # one package in so many
 HELD_OUT_PROSE = ("python-celery-doc", "python-cryptography-doc", "python-flask-doc")  # few packages have much prose
-SHARES = {"code": 300_000, "prose": 2_000_000, "chat": 80_000}  # bytes of a package that are trained on
+SHARES = {"code": 550_000, "prose": 2_000_000, "chat": 100_000}  # bytes of a package that are trained on
 WHOLE = ("libpython3.11-minimal", "libpython3.11-stdlib")  # the standard library is not cut
 
 _LETTERS = np.frombuffer(string.ascii_letters.encode(), np.uint8)
