@@ -48,7 +48,8 @@ def test_a_cluster_answers_survives_the_death_of_each_part_and_leaves_nothing(pa
         assert metrics(ready)["expressway_generated_tokens_total"] == 8
         assert len(answer["token_ids"]) == len(answer["logprobs"]) == 8
         assert answer["logprobs"][0]["id"] == answer["token_ids"][0] == answer["logprobs"][0]["top"][0][0]
-        assert answer["usage"] == {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 8}
+        usage = {"prompt_tokens": 4, "cached_tokens": 0, "completion_tokens": 8}
+        assert answer["usage"].items() >= usage.items()  # beside them, how many drafts there were
         assert (answer["finish_reason"], answer["lane"]["generated_tokens"]) == ("length", 8)
         assert answer["lane"]["expert_hits"] + answer["lane"]["expert_misses"] > 0
 
