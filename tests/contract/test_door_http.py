@@ -306,7 +306,7 @@ async def test_a_body_that_does_not_come(tmp_path: Path, monkeypatch: pytest.Mon
         reader, writer = await asyncio.open_connection(cluster.doors.http.host, cluster.doors.http.port)
         head = (
             "POST /v1/completions HTTP/1.1",
-            "Host: x",
+            "Host: localhost",
             "Content-Type: application/json",
             "Content-Length: 9",
             "",
