@@ -143,7 +143,7 @@ def test_http_bodies(doors, path, good):
 def test_http_bytes(doors, caplog):
     """Bytes that may be no HTTP: an answer in the 400s or the connection's end, and nothing of them in the log."""
     body = json.dumps(COMPLETION | {"stream": False}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost:localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     seeds = [
         head + b"Content-Length: %d\r\n\r\n" % len(body) + body,
         head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n",
