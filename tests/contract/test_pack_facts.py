@@ -48,9 +48,9 @@ def test_prompts_at_the_limit_and_beyond():
     UNKNOWN.check_prompt([1 << 31] * 1000, None)
     with pytest.raises(TokenOutOfRange, match="from 0 to 255"):
         FACTS.check_prompt([256], None)
-    with pytest.raises(CoordinatorError, match="context length is 64 tokens.* has 64 tokens"):
+    with pytest.raises(CoordinatorError, match=r"context length is 64 tokens.* has 64 tokens"):
         FACTS.check_prompt([0] * 64, None)
-    with pytest.raises(CoordinatorError, match="context length is 8 tokens.* has 8 tokens"):
+    with pytest.raises(CoordinatorError, match=r"context length is 8 tokens.* has 8 tokens"):
         FACTS.check_prompt([0] * 8, 8)
     with pytest.raises(EmptyPrompt):
         UNKNOWN.check_prompt([], None)
