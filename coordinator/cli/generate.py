@@ -83,8 +83,8 @@ def command(
         answer = asyncio.run(ask(address, request, _shown(as_json), timeout_s=timeout_s))
     else:
         assert pack is not None
+        check_device(lane["device"])
         options = collect(check_pack(pack), log_json=False, **lane)
-        check_device(options.device)
         _check_fits(options, prompt_ids)
         progress = Progress()
         try:

@@ -94,14 +94,14 @@ def command(
 ) -> None:
     """Serve PACK: one region owner, N lanes and a coordinator, until Ctrl-C (a second one does not wait)."""
     configure_logging(json_lines=log_json, process="supervisor", level="info" if log_json else "warning")
-    options = collect(check_pack(pack), log_json=log_json, **lane)
-    check_device(options.device)
+    check_device(lane["device"])
     tenants, tls = named_tenants(tenants, dict(os.environ)), named_tls(tls_cert, tls_key)
     try:
         for address in (http, grpc):
             check_reach(address, keys=tenants.is_file(), tls=tls is not None)
     except BadAddress as error:
         raise click.UsageError(error.message) from None
+    options = collect(check_pack(pack), log_json=log_json, **lane)
     config = ServeConfig(
         lane=options,
         cluster=cluster,
