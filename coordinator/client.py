@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from coordinator.errors import CoordinatorError
-from coordinator.lane_client import ERROR_CODE_KEY
+from coordinator.fleet.lane_client import ERROR_CODE_KEY
 from coordinator.reported import reported
 from laneproto.v1 import lane_pb2, serve_pb2, serve_pb2_grpc
 

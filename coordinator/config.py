@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coordinator.errors import BadAddress, BadOption, BadPack
-from coordinator.lane_options import LaneOptions
-from coordinator.rundir import check_socket_path
+from coordinator.host.lane_options import LaneOptions
+from coordinator.host.rundir import check_socket_path
 from coordinator.tls import Tls
 
 LANES_MAX = 256

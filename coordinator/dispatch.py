@@ -35,9 +35,9 @@ from coordinator.errors import (
     NoLane,
     QueueFull,
 )
+from coordinator.fleet.lane_view import Roster, counted, is_hopeful
 from coordinator.generation import Ended, Generation
 from coordinator.lane_run import LaneRun
-from coordinator.lane_view import Roster, counted, is_hopeful
 from coordinator.policy.admission import Admission
 from coordinator.policy.affinity import Seat
 from coordinator.policy.fair_queue import FairQueue, Ticket
@@ -46,8 +46,8 @@ from coordinator.policy.placer import Job, Placed, Placer
 from coordinator.policy.shares import Shares
 from coordinator.request import Request
 from coordinator.resting import RestingSeats
-from coordinator.stats import Timeline
 from coordinator.tasks import Tasks
+from coordinator.telemetry.stats import Timeline
 from laneproto.chain import chain
 from laneproto.v1 import lane_pb2
 

@@ -27,12 +27,12 @@ from coordinator.doors.health import HealthFollower
 from coordinator.doors.http import build_app
 from coordinator.doors.listen import ProtocolLog, listen_http
 from coordinator.errors import BadAddress
+from coordinator.fleet.lane_view import Roster
 from coordinator.generation_config import GenerationConfig
 from coordinator.grpc_server import start_server
-from coordinator.journal import Journal
-from coordinator.lane_view import Roster
 from coordinator.serving import Serving
-from coordinator.stats import Recorder
+from coordinator.telemetry.journal import Journal
+from coordinator.telemetry.stats import Recorder
 from coordinator.text.chat_format import ChatFormat
 from coordinator.text.desk import TextDesk
 from coordinator.text.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from coordinator import limits
 from coordinator.errors import CoordinatorError
 from coordinator.request import Request
-from coordinator.stats import Silent, Timeline
+from coordinator.telemetry.stats import Silent, Timeline
 from laneproto.v1 import lane_pb2
 
 

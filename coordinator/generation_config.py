@@ -15,7 +15,7 @@ import structlog
 
 from coordinator import limits
 from coordinator.errors import RequestError
-from coordinator.lane_view import ModelView
+from coordinator.fleet.lane_view import ModelView
 from coordinator.pack_file import read_pack_file
 from coordinator.sampling import Defaults, Wanted, check_sampling
 

@@ -15,8 +15,8 @@ import structlog
 
 from coordinator import limits
 from coordinator.errors import LaneError, LaneFailed, LaneTimeout, SlowReader
+from coordinator.fleet.lane_client import LaneAccepted, LaneClient, LaneFinished, LaneTokens
 from coordinator.generation import Ended, Generation
-from coordinator.lane_client import LaneAccepted, LaneClient, LaneFinished, LaneTokens
 from coordinator.policy.affinity import Seat
 from laneproto.v1 import lane_pb2
 

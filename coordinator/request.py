@@ -19,7 +19,7 @@ from coordinator.errors import (
     TokenOutOfRange,
     Unsupported,
 )
-from coordinator.lane_view import ModelView
+from coordinator.fleet.lane_view import ModelView
 from coordinator.sampling import Defaults, Sampling, Wanted, check_sampling, whole
 from coordinator.tenants import ANYONE, Priority, Tenant
 from laneproto.v1 import lane_pb2

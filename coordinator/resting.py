@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from coordinator import limits
 from coordinator.errors import LaneError
-from coordinator.lane_view import Roster
+from coordinator.fleet.lane_view import Roster
 from coordinator.policy.affinity import Seat
 from coordinator.tasks import Tasks
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from coordinator import limits
 from coordinator.errors import OutOfRange, TokenOutOfRange
-from coordinator.lane_view import ModelView
+from coordinator.fleet.lane_view import ModelView
 from laneproto.v1 import lane_pb2
 
 _N = TypeVar("_N", int, float)

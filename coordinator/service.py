@@ -17,14 +17,14 @@ from coordinator.auth import Auth
 from coordinator.config import CoordinatorConfig
 from coordinator.doors.admin import admin_door
 from coordinator.doors.page import start_page
-from coordinator.fleet_memory import FleetMemory
+from coordinator.fleet.memory import FleetMemory
+from coordinator.fleet.operations import Operations
+from coordinator.fleet.roster import FleetRoster
 from coordinator.frontdoor import Doors, start_doors
-from coordinator.journal import Journal
-from coordinator.metrics import Metrics
-from coordinator.operations import Operations
-from coordinator.roster import FleetRoster
-from coordinator.supervisor_client import SupervisorClient
-from coordinator.trace_writer import TraceWriter
+from coordinator.host.supervisor_client import SupervisorClient
+from coordinator.telemetry.journal import Journal
+from coordinator.telemetry.metrics import Metrics
+from coordinator.telemetry.trace_writer import TraceWriter
 
 log = structlog.get_logger()
 

@@ -14,11 +14,11 @@ from coordinator.answer import Answer
 from coordinator.auth import Auth
 from coordinator.dispatch import Dispatcher
 from coordinator.errors import ModelNotFound, NoLane
+from coordinator.fleet.lane_view import LaneView, ModelView, Roster, is_hopeful
 from coordinator.generation_config import GenerationConfig
-from coordinator.journal import Journal
-from coordinator.lane_view import LaneView, ModelView, Roster, is_hopeful
 from coordinator.request import Draft, check
-from coordinator.stats import Door, Recorder, Silent, Timeline
+from coordinator.telemetry.journal import Journal
+from coordinator.telemetry.stats import Door, Recorder, Silent, Timeline
 from coordinator.tenants import ANYONE, Priority, Tenant
 from coordinator.text.desk import TextDesk
 

@@ -11,9 +11,9 @@ import click
 
 from coordinator.cli.handover import become
 from coordinator.cli.values import CLUSTER
-from coordinator.clusters import running_clusters
 from coordinator.errors import RunDirError
-from coordinator.rundir import read_cluster
+from coordinator.host.clusters import running_clusters
+from coordinator.host.rundir import read_cluster
 
 ACTIONS = ("run", "compare")
 

@@ -32,7 +32,7 @@ from coordinator.cli.doctor_ray import command_lines, installed_ray, other_rays,
 from coordinator.cli.values import CLUSTER, GRPC, HTTP, PAGE, SIZE
 from coordinator.config import DEFAULT_CPU_BUDGET, DEFAULT_GRPC, DEFAULT_HTTP, DEFAULT_PAGE, LANES_MAX, Address
 from coordinator.errors import RunDirError
-from coordinator.rundir import state_dir
+from coordinator.host.rundir import state_dir
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

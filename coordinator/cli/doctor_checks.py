@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from coordinator.clusters import who_listens
 from coordinator.config import Address, choose_address
 from coordinator.errors import RunDirError, SetupError
+from coordinator.host.clusters import who_listens
+from coordinator.host.rundir import LONGEST_SOCKET_NAME, check_private, check_socket_path, run_path
 from coordinator.launchers.base import module_argv
-from coordinator.rundir import LONGEST_SOCKET_NAME, check_private, check_socket_path, run_path
 
 CHILD_TIMEOUT_S = 60.0
 

@@ -22,10 +22,10 @@ from coordinator.cli.progress import Progress
 from coordinator.cli.sampling_options import IDS, fill, sampling_options
 from coordinator.config import check_device, check_pack
 from coordinator.errors import EmptyPrompt, Interrupted
-from coordinator.lane_options import LaneOptions
+from coordinator.host.lane_options import LaneOptions
+from coordinator.host.solo import solo
 from coordinator.logs import configure_logging
 from coordinator.pack_facts import read_facts
-from coordinator.solo import solo
 from coordinator.text.conversation import ChatMessage, Conversation, Thinking
 from laneproto.v1 import serve_pb2
 

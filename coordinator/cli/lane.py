@@ -18,7 +18,7 @@ import grpc
 
 from coordinator.cli.answer import CHANNEL_OPTIONS, refusal
 from coordinator.cli.values import CLUSTER
-from coordinator.rundir import read_cluster, run_path
+from coordinator.host.rundir import read_cluster, run_path
 from laneproto.v1 import admin_pb2, admin_pb2_grpc
 
 Call = Callable[[admin_pb2_grpc.AdminStub], Any]

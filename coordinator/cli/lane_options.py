@@ -1,6 +1,7 @@
 """The options of commands that start lanes: `serve`, and `generate` with a pack.
 
-Not here: what they mean (coordinator.lane_options, lanes). Invariant: both commands know the same ones, checked alike.
+Not here: what they mean (coordinator.host.lane_options, lanes). Invariant: both commands know the same ones, checked
+alike.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from click.core import ParameterSource
 
 from coordinator.cli.values import CHUNK, CONTEXT, SIZE
 from coordinator.config import DEFAULT_CPU_BUDGET
-from coordinator.lane_options import LaneOptions
+from coordinator.host.lane_options import LaneOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

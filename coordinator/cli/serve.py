@@ -18,7 +18,6 @@ import click
 from coordinator.cli.lane_options import collect, lane_options
 from coordinator.cli.progress import Progress
 from coordinator.cli.values import CLUSTER, GRPC, HTTP, PAGE, SIZE
-from coordinator.cluster import Running, run_cluster
 from coordinator.config import (
     DEFAULT_GRPC,
     DEFAULT_HTTP,
@@ -33,6 +32,7 @@ from coordinator.config import (
     named_tenants,
 )
 from coordinator.errors import BadAddress
+from coordinator.host.cluster import Running, run_cluster
 from coordinator.logs import configure_logging
 from coordinator.pack_facts import read_facts
 from coordinator.tls import named_tls

@@ -18,10 +18,10 @@ from rich.table import Table
 
 from coordinator.cli.answer import CHANNEL_OPTIONS, counters, refusal
 from coordinator.cli.values import CLUSTER
-from coordinator.clusters import RunningCluster, running_clusters
 from coordinator.errors import RunDirError
-from coordinator.owner_status import ask_owner
-from coordinator.rundir import read_cluster, run_path
+from coordinator.host.clusters import RunningCluster, running_clusters
+from coordinator.host.owner_status import ask_owner
+from coordinator.host.rundir import read_cluster, run_path
 from laneproto.v1 import serve_pb2, serve_pb2_grpc
 
 TIMEOUT_S = 5.0

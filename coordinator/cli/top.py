@@ -20,12 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.cli.values import CLUSTER, HTTP
-from coordinator.clusters import running_clusters
 from coordinator.config import Address
 from coordinator.errors import CoordinatorError, RunDirError
+from coordinator.host.clusters import running_clusters
+from coordinator.host.rundir import read_cluster
 from coordinator.page.snapshot import VERSION
 from coordinator.reported import reported
-from coordinator.rundir import read_cluster
 
 TIMEOUT_S = 5.0
 ANSWER_BYTES = 8 << 20

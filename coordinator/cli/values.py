@@ -21,7 +21,7 @@ from coordinator.config import (
     parse_size,
 )
 from coordinator.errors import SetupError
-from coordinator.rundir import check_name
+from coordinator.host.rundir import check_name
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic only in later versions of click

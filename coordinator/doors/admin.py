@@ -18,9 +18,9 @@ import grpc.aio
 from coordinator.auth import Auth
 from coordinator.doors.grpc import ExpresswayServicer
 from coordinator.errors import CoordinatorError
+from coordinator.fleet.lane_client import ERROR_CODE_KEY
+from coordinator.fleet.operations import Operations, Progress
 from coordinator.grpc_server import start_server
-from coordinator.lane_client import ERROR_CODE_KEY
-from coordinator.operations import Operations, Progress
 from coordinator.serving import Serving
 from laneproto.v1 import admin_pb2, admin_pb2_grpc, serve_pb2_grpc
 

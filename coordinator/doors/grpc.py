@@ -21,8 +21,8 @@ from coordinator.auth import Auth
 from coordinator.doors.caller import parse_caller
 from coordinator.doors.retry_info import DETAILS_KEY, retry_info
 from coordinator.errors import BadRequest, CoordinatorError, InternalError, SlowReader
+from coordinator.fleet.lane_client import ERROR_CODE_KEY
 from coordinator.generation import Begun
-from coordinator.lane_client import ERROR_CODE_KEY
 from coordinator.request import Draft
 from coordinator.sampling import Defaults, Wanted
 from coordinator.serving import Serving

@@ -13,7 +13,7 @@ import grpc.aio
 
 from coordinator.auth import Auth
 from coordinator.errors import Unauthorized
-from coordinator.lane_client import ERROR_CODE_KEY
+from coordinator.fleet.lane_client import ERROR_CODE_KEY
 
 _OPEN = "/grpc.health.v1.Health/"
 

@@ -9,7 +9,7 @@ import asyncio
 
 from grpc_health.v1 import health, health_pb2
 
-from coordinator.lane_view import Roster
+from coordinator.fleet.lane_view import Roster
 
 
 class HealthFollower:

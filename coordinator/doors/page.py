@@ -30,12 +30,12 @@ from coordinator.doors.listen import ProtocolLog, listen_http
 from coordinator.doors.origin import LOCAL_NAMES, host_name
 from coordinator.doors.sse import EventStream
 from coordinator.errors import Refused, SlowReader, Unauthorized
-from coordinator.lane_view import Roster
-from coordinator.metrics import CONTENT_TYPE, Metrics
+from coordinator.fleet.lane_view import Roster
 from coordinator.page.assets import Asset, load
 from coordinator.page.gauges import Gauges
 from coordinator.page.live import Live
 from coordinator.serving import Serving
+from coordinator.telemetry.metrics import CONTENT_TYPE, Metrics
 
 _HEADERS: Final = {
     hdrs.SERVER: "expressway",  # and no versions

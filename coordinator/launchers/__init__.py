@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from coordinator.host.rundir import RunDir
 from coordinator.launchers.base import Launcher
 from coordinator.launchers.local import LocalLauncher
-from coordinator.rundir import RunDir
 
 NAMES = ("local", "ray")
 

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.errors import Interrupted, LauncherError
+from coordinator.host.rundir import RunDir
 from coordinator.launchers import ray_warden
 from coordinator.launchers.base import ProcessSpec, module_argv
 from coordinator.launchers.local import LocalLauncher, LocalProcess
-from coordinator.rundir import RunDir
 
 LOWEST_VERSION = (2, 59, 1)  # earlier ones have known remote-execution holes
 OBJECT_STORE_BYTES = 200_000_000  # nothing is stored in it, but Ray wants about 80 MB at least

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from coordinator import limits
-from coordinator.lane_view import LaneView
+from coordinator.fleet.lane_view import LaneView
 
 
 @dataclass(frozen=True, slots=True)

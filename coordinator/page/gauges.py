@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from coordinator.cluster_state import State
-from coordinator.lane_totals import LaneTotals
-from coordinator.lane_view import Roster
-from coordinator.owner_status import OwnerStatus, ask_owner
+from coordinator.fleet.lane_view import Roster
+from coordinator.host.owner_status import OwnerStatus, ask_owner
 from coordinator.serving import Serving
+from coordinator.telemetry.cluster_state import State
+from coordinator.telemetry.lane_totals import LaneTotals
 
 
 class Gauges:

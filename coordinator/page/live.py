@@ -19,15 +19,15 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 import structlog
 
 from coordinator import limits
-from coordinator.cluster_state import State
 from coordinator.errors import Refused
-from coordinator.journal import Journal
-from coordinator.lane_view import Roster
-from coordinator.owner_status import OwnerStatus
+from coordinator.fleet.lane_view import Roster
+from coordinator.host.owner_status import OwnerStatus
 from coordinator.page.changes import Changes
 from coordinator.page.gauges import Gauges
 from coordinator.page.history import History, Sample
 from coordinator.page.snapshot import ANSWERED, Moment, snapshot
+from coordinator.telemetry.cluster_state import State
+from coordinator.telemetry.journal import Journal
 
 log = structlog.get_logger()
 

@@ -15,12 +15,12 @@ from statistics import median
 from typing import Any, Final
 
 from coordinator import limits
-from coordinator.cluster_state import State
-from coordinator.journal import FirstToken
-from coordinator.lane_view import LaneView
+from coordinator.fleet.lane_view import LaneView
 from coordinator.page.changes import Change
 from coordinator.page.history import Sample, curve, rate, share
-from coordinator.request_record import RequestRecord
+from coordinator.telemetry.cluster_state import State
+from coordinator.telemetry.journal import FirstToken
+from coordinator.telemetry.request_record import RequestRecord
 
 VERSION: Final = 1
 ANSWERED: Final = "answered_tokens"  # of a sample: tokens that came from the lane, as dispatch saw them

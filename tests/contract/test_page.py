@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from coordinator.config import Address
 from coordinator.doors.page import Page, start_page
 from coordinator.errors import BadAddress
-from coordinator.metrics import CONTENT_TYPE, Metrics
+from coordinator.telemetry.metrics import CONTENT_TYPE, Metrics
 from shared_experts.descriptor_server import DescriptorServer
 from shared_experts.handoff import RegionStatus
 from tests.fakes.doors import Cluster, open_doors, until

@@ -9,9 +9,9 @@ import pytest
 import coordinator.__main__ as coordinator_main
 from coordinator.config import Address, ServeConfig
 from coordinator.errors import BadOption
-from coordinator.lane_options import LaneOptions
-from coordinator.plan import child_env, plan_cluster
-from coordinator.rundir import RunDir
+from coordinator.host.lane_options import LaneOptions
+from coordinator.host.plan import child_env, plan_cluster
+from coordinator.host.rundir import RunDir
 from lanes.config import parse as parse_lane
 from shared_experts.cli_own import own
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from coordinator.fleet import FleetLimits
+from coordinator.fleet.states import FleetLimits
+from coordinator.host.supervisor import Managed, Supervisor, serve_keepers, trim_log
+from coordinator.host.supervisor_client import SupervisorClient, SupervisorUnavailable
 from coordinator.launchers.base import ProcessSpec
 from coordinator.launchers.local import LocalLauncher
-from coordinator.supervisor import Managed, Supervisor, serve_keepers, trim_log
-from coordinator.supervisor_client import SupervisorClient, SupervisorUnavailable
 from laneproto.v1 import keeper_pb2, keeper_pb2_grpc
 
 QUICK = FleetLimits(backoff_first_s=0.05, backoff_max_s=0.2)
@@ -248,8 +248,8 @@ async def test_the_upkeep_of_logs_outlives_a_disk_that_is_full(folder, monkeypat
         trimmed.append(path)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("coordinator.supervisor.trim_log", trim)
-    monkeypatch.setattr("coordinator.supervisor.LOG_CHECK_S", 0.01)
+    monkeypatch.setattr("coordinator.host.supervisor.trim_log", trim)
+    monkeypatch.setattr("coordinator.host.supervisor.LOG_CHECK_S", 0.01)
     async with supervised(folder, one=SLEEPER, two=SLEEPER) as supervisor:
         await supervisor.start_all()
         async with asyncio.timeout(20):

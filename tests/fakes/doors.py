@@ -23,7 +23,7 @@ from coordinator import limits
 from coordinator.auth import Auth
 from coordinator.config import Address
 from coordinator.frontdoor import Doors, start_doors
-from coordinator.stats import Recorder
+from coordinator.telemetry.stats import Recorder
 from coordinator.text.tokenizer import Tokenizer
 from coordinator.tls import Tls
 from laneproto.v1 import serve_pb2, serve_pb2_grpc

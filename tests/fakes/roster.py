@@ -1,12 +1,12 @@
-"""A roster of simulated lanes: implements `coordinator.lane_view.Roster` without processes or a supervisor."""
+"""A roster of simulated lanes: implements `coordinator.fleet.lane_view.Roster` without processes or a supervisor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from coordinator.lane_client import LaneClient
-from coordinator.lane_view import LaneState, LaneView, ModelView, PrefixNews
+from coordinator.fleet.lane_client import LaneClient
+from coordinator.fleet.lane_view import LaneState, LaneView, ModelView, PrefixNews
 from laneproto.v1 import lane_pb2
 from tests.fakes.lane import FakeLane
 

@@ -15,8 +15,8 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
 from coordinator.errors import LaneBusy, LaneFailed, LaneLost
-from coordinator.lane_client import LaneAccepted, LaneEvent, LaneFinished, LaneTokens
-from coordinator.lane_view import LaneView, ModelView, PrefixNews
+from coordinator.fleet.lane_client import LaneAccepted, LaneEvent, LaneFinished, LaneTokens
+from coordinator.fleet.lane_view import LaneView, ModelView, PrefixNews
 from laneproto.v1 import lane_pb2 as pb
 from tests.fakes.lane import token_at
 

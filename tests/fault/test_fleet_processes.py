@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import LaneError
-from coordinator.fleet import Fleet, FleetLimits
+from coordinator.fleet.roster import FleetRoster
+from coordinator.fleet.states import Fleet, FleetLimits
+from coordinator.host.owner_status import ask_owner
+from coordinator.host.supervisor import Managed, Supervisor, serve_keepers
+from coordinator.host.supervisor_client import SupervisorClient
 from coordinator.launchers.base import ProcessSpec
 from coordinator.launchers.local import LocalLauncher
-from coordinator.owner_status import ask_owner
-from coordinator.roster import FleetRoster
-from coordinator.supervisor import Managed, Supervisor, serve_keepers
-from coordinator.supervisor_client import SupervisorClient
 from laneproto.v1 import lane_pb2
 
 ROOT = Path(__file__).parents[2]

@@ -14,14 +14,14 @@ import pytest
 from coordinator import limits
 from coordinator.dispatch import Dispatcher
 from coordinator.errors import LaneNotFound, OperationFailed
-from coordinator.fleet import Fleet, FleetLimits
-from coordinator.fleet_memory import FleetMemory
+from coordinator.fleet.memory import FleetMemory
+from coordinator.fleet.operations import Operations
+from coordinator.fleet.roster import FleetRoster
+from coordinator.fleet.states import Fleet, FleetLimits
+from coordinator.host.supervisor import Managed, Supervisor, serve_keepers
+from coordinator.host.supervisor_client import SupervisorClient
 from coordinator.launchers.base import ProcessSpec
 from coordinator.launchers.local import LocalLauncher
-from coordinator.operations import Operations
-from coordinator.roster import FleetRoster
-from coordinator.supervisor import Managed, Supervisor, serve_keepers
-from coordinator.supervisor_client import SupervisorClient
 from laneproto.v1 import lane_pb2
 from tests.fault.test_fleet_processes import QUICK, ROOT, fake_lane, folder, states, supervised, until
 from tests.unit.test_dispatch import made_up, read_all, request

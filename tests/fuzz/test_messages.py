@@ -11,7 +11,7 @@ import msgpack
 from hypothesis import strategies as st
 
 from coordinator.errors import RequestError as DoorRequestError
-from coordinator.lane_view import ModelView
+from coordinator.fleet.lane_view import ModelView
 from coordinator.sampling import Defaults, Wanted, check_sampling
 from laneproto.v1 import lane_pb2
 from lanes import limits as lane_limits

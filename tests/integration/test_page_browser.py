@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.auth import Auth
-from coordinator.lane_view import StepTimes
+from coordinator.fleet.lane_view import StepTimes
 from laneproto.v1 import lane_pb2
 from shared_experts.descriptor_server import DescriptorServer
 from shared_experts.handoff import RegionStatus

@@ -18,8 +18,8 @@ from coordinator import limits as door
 from coordinator.apis.json_body import parse_json
 from coordinator.apis.openai.chat import parse_chat
 from coordinator.errors import CoordinatorError
+from coordinator.fleet.lane_view import ModelView
 from coordinator.generation_config import GenerationConfig
-from coordinator.lane_view import ModelView
 from coordinator.policy.fair_queue import FairQueue, Ticket
 from coordinator.policy.shares import Shares
 from coordinator.request import Draft, check

@@ -23,7 +23,7 @@ from coordinator.cli.doctor_host import (
     transparent_huge_pages,
 )
 from coordinator.cli.doctor_ray import command_lines, other_rays, ray_environment, ray_version
-from coordinator.rundir import RunDir
+from coordinator.host.rundir import RunDir
 
 GIB = 1 << 30
 

@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.cli import commands
-from coordinator.cluster import free_address
-from coordinator.clusters import clear_stale, running_clusters, who_listens
 from coordinator.config import Address
 from coordinator.errors import BadAddress
-from coordinator.rundir import RunDir, is_running, regions_path, run_path
+from coordinator.host.cluster import free_address
+from coordinator.host.clusters import clear_stale, running_clusters, who_listens
+from coordinator.host.rundir import RunDir, is_running, regions_path, run_path
 
 
 @pytest.fixture(params=["runtime", "state"])
@@ -47,7 +47,8 @@ def claim(env):
 
 def dies(env, name):
     """A supervisor that is killed."""
-    code = "import os, sys; from coordinator.rundir import RunDir; d = RunDir.claim(sys.argv[1], dict(os.environ)); " \
+    code = "import os, sys; from coordinator.host.rundir import RunDir; " \
+        "d = RunDir.claim(sys.argv[1], dict(os.environ)); " \
         "d.write_cluster({'ready': True, 'http': '127.0.0.1:1'}); os.kill(os.getpid(), 9)"  # fmt: skip
     subprocess.run([sys.executable, "-c", code, name], env={"PATH": os.environ["PATH"], **env}, check=False)
     assert (run_path(name, env) / "cluster.json").exists()

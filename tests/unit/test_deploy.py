@@ -110,7 +110,7 @@ def test_every_metric_exists():
 
 
 def test_states_and_outcomes_of_the_alerts_exist():
-    from coordinator.metrics_state import LANE_STATES
+    from coordinator.telemetry.metrics_state import LANE_STATES
 
     for text in expressions().values():
         for states in re.findall(r'state=~?"([^"]+)"', text):

@@ -28,8 +28,8 @@ from coordinator.errors import (
     SlowReader,
     TenantBusy,
 )
+from coordinator.fleet.lane_view import PrefixNews
 from coordinator.generation import Begun, Ended, Generation, Tokens
-from coordinator.lane_view import PrefixNews
 from coordinator.policy.affinity import Seat
 from coordinator.policy.prefixes import Prefix
 from coordinator.request import Request

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.fleet import Backoff, Fleet, FleetLimits, Kill, Observed, Phase, Progress, Said, Start
+from coordinator.fleet.states import Backoff, Fleet, FleetLimits, Kill, Observed, Phase, Progress, Said, Start
 
 LIMITS = FleetLimits()
 LANES = {"lane-0", "lane-1"}

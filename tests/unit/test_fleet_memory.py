@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import limits
-from coordinator.fleet import Remembered
-from coordinator.fleet_memory import FleetMemory
-from coordinator.vigil import Vigil
+from coordinator.fleet.memory import FleetMemory
+from coordinator.fleet.states import Remembered
+from coordinator.host.vigil import Vigil
 
 TOLD = {"lane-0": Remembered((1.5, 2.5), 7, quarantined=True), "lane-1": Remembered(drained=True)}
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from coordinator import limits
-from coordinator.journal import Journal
 from coordinator.request import Draft, check
 from coordinator.sampling import Defaults, Wanted
-from coordinator.stats import Silent, Timeline
+from coordinator.telemetry.journal import Journal
+from coordinator.telemetry.stats import Silent, Timeline
 from laneproto.v1 import lane_pb2
 from tests.unit.test_metrics import MODEL
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from coordinator import lane_client
 from coordinator.errors import LaneBusy, LaneError, LaneFailed, LaneLost, LaneRejected, LaneTimeout
-from coordinator.lane_client import LaneAccepted, LaneClient, LaneFinished, LaneTokens
-from coordinator.lane_view import ModelView, PrefixNews
+from coordinator.fleet import lane_client
+from coordinator.fleet.lane_client import LaneAccepted, LaneClient, LaneFinished, LaneTokens
+from coordinator.fleet.lane_view import ModelView, PrefixNews
+from coordinator.fleet.roster import prefix_news
 from coordinator.policy.affinity import Seat
 from coordinator.policy.prefixes import Prefix
-from coordinator.roster import prefix_news
 from laneproto.v1 import lane_pb2
 from tests.fakes.doors import until
 from tests.fakes.lane import FakeLane, Script, token_at

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.lane_totals import FIELDS, LEVELS, LaneTotals
-from coordinator.lane_view import LaneView
+from coordinator.fleet.lane_view import LaneView
+from coordinator.telemetry.lane_totals import FIELDS, LEVELS, LaneTotals
 from laneproto.v1 import lane_pb2
 
 

@@ -9,13 +9,13 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from coordinator import errors
-from coordinator.cluster_state import State
-from coordinator.lane_totals import FIELDS, LaneTotals
-from coordinator.lane_view import LaneView, ModelView, StepTimes, step_times
-from coordinator.metrics import Metrics
-from coordinator.metrics_state import LANE_STATES
-from coordinator.owner_status import OwnerStatus
-from coordinator.stats import Timeline
+from coordinator.fleet.lane_view import LaneView, ModelView, StepTimes, step_times
+from coordinator.host.owner_status import OwnerStatus
+from coordinator.telemetry.cluster_state import State
+from coordinator.telemetry.lane_totals import FIELDS, LaneTotals
+from coordinator.telemetry.metrics import Metrics
+from coordinator.telemetry.metrics_state import LANE_STATES
+from coordinator.telemetry.stats import Timeline
 from laneproto.v1 import lane_pb2
 
 MODEL = ModelView("m", "arch", b"\x07" * 32, 256, 4096, (2,), "q4g64", 1 << 20, 4096)

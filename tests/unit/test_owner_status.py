@@ -6,7 +6,7 @@ import threading
 import msgpack
 import pytest
 
-from coordinator.owner_status import OwnerStatus, ask_owner
+from coordinator.host.owner_status import OwnerStatus, ask_owner
 from shared_experts.descriptor_server import DescriptorServer
 from shared_experts.handoff import RegionStatus
 

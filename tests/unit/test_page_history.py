@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import limits
-from coordinator.lane_view import LaneView
+from coordinator.fleet.lane_view import LaneView
 from coordinator.page.changes import Change, Changes
 from coordinator.page.history import History, Sample, curve, rate, share
 

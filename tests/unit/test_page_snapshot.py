@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from coordinator import limits
-from coordinator.cluster_state import State
-from coordinator.journal import FirstToken
-from coordinator.lane_totals import FIELDS
-from coordinator.lane_view import LaneView, StepTimes
+from coordinator.fleet.lane_view import LaneView, StepTimes
 from coordinator.page.changes import Change
 from coordinator.page.history import Sample
 from coordinator.page.snapshot import ANSWERED, Moment, snapshot
-from coordinator.request_record import RequestRecord
+from coordinator.telemetry.cluster_state import State
+from coordinator.telemetry.journal import FirstToken
+from coordinator.telemetry.lane_totals import FIELDS
+from coordinator.telemetry.request_record import RequestRecord
 from tests.unit.test_metrics import MODEL, OWNER
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from coordinator.errors import (
     TokenOutOfRange,
     Unsupported,
 )
-from coordinator.lane_view import ModelView
+from coordinator.fleet.lane_view import ModelView
 from coordinator.request import Draft, Request, check, check_one, check_session
 from coordinator.sampling import Defaults, Sampling, Wanted
 from coordinator.tenants import Priority, Tenant

@@ -11,7 +11,14 @@ import tempfile
 import pytest
 
 from coordinator.errors import RunDirBusy, RunDirError
-from coordinator.rundir import SOCKET_PATH_LIMIT_BYTES, RunDir, check_socket_path, read_cluster, run_path, state_dir
+from coordinator.host.rundir import (
+    SOCKET_PATH_LIMIT_BYTES,
+    RunDir,
+    check_socket_path,
+    read_cluster,
+    run_path,
+    state_dir,
+)
 
 
 @pytest.fixture
@@ -55,7 +62,8 @@ def test_one_holder_at_a_time(env):
 
 
 def test_what_a_killed_holder_left_is_cleared(env, tmp_path):
-    code = "import os, sys; from coordinator.rundir import RunDir; d = RunDir.claim('default', dict(os.environ)); " \
+    code = "import os, sys; from coordinator.host.rundir import RunDir; " \
+        "d = RunDir.claim('default', dict(os.environ)); " \
         "(d.path / 'owner.sock').touch(); (d.path / 'deep').mkdir(); (d.path / 'deep' / 'file').touch(); " \
         "(d.path / 'link').symlink_to(sys.argv[1]); os.kill(os.getpid(), 9)"  # fmt: skip
     treasure = tmp_path / "treasure"

@@ -1,8 +1,8 @@
 """Why a process ended, as a start that fails says it."""
 
+from coordinator.host.startup import explain_exit
+from coordinator.host.supervisor import Keeper, Managed
 from coordinator.launchers.base import ProcessSpec
-from coordinator.startup import explain_exit
-from coordinator.supervisor import Keeper, Managed
 
 
 def keeper(tmp_path, exit_code, log):

@@ -1,7 +1,7 @@
 """The times of one process must fit into the patience of the next: the tables of lane and coordinator side by side."""
 
 from coordinator import limits as coordinator
-from coordinator.fleet import FleetLimits
+from coordinator.fleet.states import FleetLimits
 from lanes import limits as lane
 from lanes import watchdog
 

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from bench.aligned import Rules, Stamp, Stream
 from bench.request_trace import BadTrace, lanes_of, parse, read_traces, summary
-from coordinator import limits, trace_writer
+from coordinator import limits
 from coordinator.errors import BadOption
-from coordinator.journal import Journal
-from coordinator.request_record import RequestRecord
-from coordinator.stats import Silent, Timeline
-from coordinator.trace import line
-from coordinator.trace_writer import TraceWriter
+from coordinator.telemetry import trace_writer
+from coordinator.telemetry.journal import Journal
+from coordinator.telemetry.request_record import RequestRecord
+from coordinator.telemetry.stats import Silent, Timeline
+from coordinator.telemetry.trace import line
+from coordinator.telemetry.trace_writer import TraceWriter
 from laneproto.v1 import lane_pb2
 from tests.unit.test_journal import Clock, asked
 

@@ -23,11 +23,11 @@ import structlog
 from coordinator import limits
 from coordinator.config import LANES_MAX
 from coordinator.errors import CoordinatorError
-from coordinator.fleet import OWNER, Backoff, FleetLimits
+from coordinator.fleet.states import OWNER, Backoff, FleetLimits
 from coordinator.grpc_server import start_server
+from coordinator.host.vigil import Vigil
 from coordinator.launchers.base import Launcher, ProcessHandle, ProcessSpec
 from coordinator.tasks import Tasks
-from coordinator.vigil import Vigil
 from laneproto.v1 import admin_pb2, admin_pb2_grpc, keeper_pb2, keeper_pb2_grpc
 
 LOG_LIMIT_BYTES = 8 << 20

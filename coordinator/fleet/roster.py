@@ -24,14 +24,14 @@ import structlog
 
 from coordinator import limits
 from coordinator.errors import LaneError, OperationFailed
-from coordinator.fleet import OWNER, Action, Fleet, Kill, Progress, Said, Start
-from coordinator.fleet_memory import FleetMemory
-from coordinator.lane_client import LaneClient
-from coordinator.lane_view import LaneView, ModelView, PrefixNews, step_times
-from coordinator.owner_status import ask_owner
+from coordinator.fleet.lane_client import LaneClient
+from coordinator.fleet.lane_view import LaneView, ModelView, PrefixNews, step_times
+from coordinator.fleet.memory import FleetMemory
+from coordinator.fleet.states import OWNER, Action, Fleet, Kill, Progress, Said, Start
+from coordinator.host.owner_status import ask_owner
+from coordinator.host.supervisor_client import SeenProcess, SupervisorClient, SupervisorUnavailable
 from coordinator.policy.affinity import Seat
 from coordinator.policy.prefixes import Prefix
-from coordinator.supervisor_client import SeenProcess, SupervisorClient, SupervisorUnavailable
 from coordinator.tasks import Tasks
 from laneproto.v1 import lane_pb2
 

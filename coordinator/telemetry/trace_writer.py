@@ -21,8 +21,8 @@ import structlog
 
 from coordinator import limits
 from coordinator.errors import BadOption
-from coordinator.request_record import RequestRecord
-from coordinator.trace import line
+from coordinator.telemetry.request_record import RequestRecord
+from coordinator.telemetry.trace import line
 
 log = structlog.get_logger()
 

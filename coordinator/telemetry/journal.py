@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from coordinator import limits
 from coordinator.request import Request
-from coordinator.request_record import RequestRecord
-from coordinator.stats import COMPLETE
+from coordinator.telemetry.request_record import RequestRecord
+from coordinator.telemetry.stats import COMPLETE
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from coordinator.cluster_state import State
 from coordinator.errors import CoordinatorError
-from coordinator.metrics_state import families
-from coordinator.metrics_vllm import aliases
-from coordinator.stats import COMPLETE, Door
+from coordinator.telemetry.cluster_state import State
+from coordinator.telemetry.metrics_state import families
+from coordinator.telemetry.metrics_vllm import aliases
+from coordinator.telemetry.stats import COMPLETE, Door
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -12,16 +12,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from coordinator.config import Address
+from coordinator.fleet.roster import FleetRoster
 from coordinator.frontdoor import start_doors
-from coordinator.lane_options import LaneOptions
+from coordinator.host.lane_options import LaneOptions
+from coordinator.host.plan import plan_lane, plan_owner
+from coordinator.host.rundir import RunDir
+from coordinator.host.startup import OnProgress, check_alive, wait_ready
+from coordinator.host.supervisor import Supervisor, serve_keepers
+from coordinator.host.supervisor_client import SupervisorClient
 from coordinator.launchers.local import LocalLauncher
-from coordinator.plan import plan_lane, plan_owner
-from coordinator.roster import FleetRoster
-from coordinator.rundir import RunDir
 from coordinator.serving import Serving
-from coordinator.startup import OnProgress, check_alive, wait_ready
-from coordinator.supervisor import Supervisor, serve_keepers
-from coordinator.supervisor_client import SupervisorClient
 
 
 @dataclass(frozen=True, slots=True)

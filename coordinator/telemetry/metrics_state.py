@@ -13,10 +13,10 @@ from typing import Final, get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from coordinator.cluster_state import State
-from coordinator.lane_totals import FIELDS
-from coordinator.lane_view import LaneState
-from coordinator.owner_status import OWNER_STATES, OwnerStatus
+from coordinator.fleet.lane_view import LaneState
+from coordinator.host.owner_status import OWNER_STATES, OwnerStatus
+from coordinator.telemetry.cluster_state import State
+from coordinator.telemetry.lane_totals import FIELDS
 
 LANE_STATES: Final = (*get_args(LaneState), "busy")
 

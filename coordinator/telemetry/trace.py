@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import Final
 
-from coordinator.request_record import RequestRecord
+from coordinator.telemetry.request_record import RequestRecord
 
 VERSION: Final = 1
 _DIGITS: Final = 6  # microseconds

@@ -16,8 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
-from coordinator.cluster_state import State
-from coordinator.stats import COMPLETE
+from coordinator.telemetry.cluster_state import State
+from coordinator.telemetry.stats import COMPLETE
 
 _LABELS: Final = ("model_name", "engine")
 # ours -> theirs: the same samples under another name

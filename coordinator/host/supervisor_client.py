@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from coordinator.fleet import Observed
+from coordinator.fleet.states import Observed
 from laneproto.v1 import keeper_pb2, keeper_pb2_grpc
 
 REQUEST_TIMEOUT_S = 30.0

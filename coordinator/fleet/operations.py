@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from coordinator import limits
 from coordinator.errors import LaneNotFound, OperationFailed
-from coordinator.roster import FleetRoster
+from coordinator.fleet.roster import FleetRoster
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.lane_view import LaneView, ModelView
-from coordinator.owner_status import OwnerStatus
+from coordinator.fleet.lane_view import LaneView, ModelView
+from coordinator.host.owner_status import OwnerStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from coordinator.errors import RunDirError
-from coordinator.rundir import RunDir, is_running, read_cluster, regions_path, run_path
+from coordinator.host.rundir import RunDir, is_running, read_cluster, regions_path, run_path
 
 CLUSTERS_MAX = 256
 _ADDRESSES = ("http", "grpc", "page")

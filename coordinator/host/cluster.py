@@ -17,14 +17,14 @@ from pathlib import Path
 import structlog
 
 from coordinator import limits
-from coordinator.clusters import clear_stale, who_listens
 from coordinator.config import Address, ServeConfig, choose_address, split_cores
 from coordinator.errors import BadAddress, Interrupted, RunDirError
+from coordinator.host.clusters import clear_stale, who_listens
+from coordinator.host.plan import plan_cluster, plan_lane
+from coordinator.host.rundir import RunDir
+from coordinator.host.startup import OnProgress, Ready, wait_ready
+from coordinator.host.supervisor import COORDINATOR, Managed, Supervisor, serve_keepers
 from coordinator.launchers import open_launcher
-from coordinator.plan import plan_cluster, plan_lane
-from coordinator.rundir import RunDir
-from coordinator.startup import OnProgress, Ready, wait_ready
-from coordinator.supervisor import COORDINATOR, Managed, Supervisor, serve_keepers
 
 log = structlog.get_logger()
 

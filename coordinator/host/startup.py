@@ -16,9 +16,9 @@ from pathlib import Path
 import grpc
 
 from coordinator.errors import StartFailed
-from coordinator.fleet import OWNER
-from coordinator.owner_status import ask_owner
-from coordinator.supervisor import Keeper, Supervisor
+from coordinator.fleet.states import OWNER
+from coordinator.host.owner_status import ask_owner
+from coordinator.host.supervisor import Keeper, Supervisor
 from laneproto.v1 import serve_pb2, serve_pb2_grpc
 
 POLL_S = 0.2

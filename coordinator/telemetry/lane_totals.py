@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from coordinator.lane_view import LaneView
+from coordinator.fleet.lane_view import LaneView
 from laneproto.v1 import lane_pb2
 
 FIELDS = tuple(field.name for field in lane_pb2.Counters.DESCRIPTOR.fields)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from coordinator.request_record import RequestRecord
+from coordinator.telemetry.request_record import RequestRecord
 from laneproto.v1 import lane_pb2
 
 Door = Literal["http", "grpc"]

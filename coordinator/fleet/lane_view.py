@@ -20,7 +20,7 @@ from coordinator.policy.rates import Counted
 from laneproto.v1 import lane_pb2
 
 if TYPE_CHECKING:
-    from coordinator.lane_client import LaneClient
+    from coordinator.fleet.lane_client import LaneClient
 
 LaneState = Literal["starting", "warming", "ready", "draining", "suspect", "dead", "quarantined"]  # fleet.Phase
 

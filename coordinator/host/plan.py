@@ -11,11 +11,11 @@ from pathlib import Path
 
 from coordinator.config import ServeConfig
 from coordinator.errors import BadOption
-from coordinator.fleet import OWNER
-from coordinator.lane_options import LaneOptions
+from coordinator.fleet.states import OWNER
+from coordinator.host.lane_options import LaneOptions
+from coordinator.host.rundir import RunDir, regions_path
+from coordinator.host.supervisor import COORDINATOR, Managed
 from coordinator.launchers.base import ProcessSpec, module_argv
-from coordinator.rundir import RunDir, regions_path
-from coordinator.supervisor import COORDINATOR, Managed
 
 
 def plan_cluster(

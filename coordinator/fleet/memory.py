@@ -15,7 +15,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coordinator import limits
-from coordinator.fleet import Remembered
+from coordinator.fleet.states import Remembered
 
 log = structlog.get_logger()
 

@@ -1,0 +1,1 @@
+"""What is counted, timed and written down about requests and lanes: metrics, journal, traces."""
