@@ -22,6 +22,7 @@ from coordinator import limits
 from coordinator.errors import BadRequest, OutOfRange
 from coordinator.text.conversation import Tool
 from coordinator.text.renderer import THINK_END, TOOL_CALL, TOOL_CALL_END
+from coordinator.text.schema_bounds import check_schema
 from coordinator.text.tokenizer import Tokenizer
 
 # Some models go on with white space for ever where they may. What a client says under this name is not asked for.
@@ -44,9 +45,12 @@ def write_grammar(
     rules: list[str] = []
     kinds: list[str] = []
     if bound.schema is not None:
+        check_schema(bound.schema, bound.param)
         kinds.append("json")
         rules.append(f"json: %json {_schema(bound.schema)}")
     callable_tools = [tool for tool in tools if not bound.must_call or tool.name in bound.must_call]
+    for tool in callable_tools:
+        check_schema(tool.parameters or {}, bound.param)
     if callable_tools:
         kinds.append("calls")
         rules += _calls(callable_tools, tokenizer, parallel=parallel)

@@ -138,6 +138,63 @@ def test_schemas_are_bounded(monkeypatch):
         write(Bound("f", SCHEMA))
 
 
+def chain(links):
+    """Each definition refers to the next: 3 levels a link."""
+    more = {f"d{n}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(links)}
+    return {"$defs": {**more, f"d{links}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
+def test_references_are_bounded(monkeypatch):
+    levels = 5 + 3 * 20 + 1  # the schema's own, those of 20 links, and of the end
+    monkeypatch.setattr(door, "SCHEMA_LEVELS", levels)
+    write(Bound("f", chain(20)))
+    monkeypatch.setattr(door, "SCHEMA_LEVELS", levels - 1)
+    with pytest.raises(OutOfRange):
+        write(Bound("f", chain(20)))
+
+
+@pytest.mark.parametrize("links", [door.SCHEMA_LEVELS // 3, 3_000, 15_000])
+def test_a_chain_that_would_overflow_the_stack_is_refused(links):
+    for bound, tools in (
+        (Bound("f", chain(links)), ()),
+        (Bound("f", must_call=("t",)), [Tool.of("t", "", chain(links))]),
+    ):
+        with pytest.raises(OutOfRange) as caught:
+            write(bound, tools)
+        assert caught.value.param == "f"
+
+
+def test_a_schema_that_refers_to_itself_is_kept():
+    node = {"type": "object", "properties": {"left": {"$ref": "#/$defs/n"}, "right": {"$ref": "#/$defs/n"}}}
+    write(Bound("f", {"$defs": {"n": node}, "$ref": "#/$defs/n"}))
+    write(Bound("f", chain(door.SCHEMA_LEVELS // 3 - 2)))
+
+
+def patterns(count):
+    return [{"type": "string", "pattern": f"^.{{0,{n}}}a"} for n in range(count)]
+
+
+def test_patterns_of_one_value_are_bounded():
+    write(Bound("f", {"allOf": patterns(door.SCHEMA_PATTERNS)}))
+    write(Bound("f", {"anyOf": patterns(50)}))
+    write(Bound("f", {"type": "object", "properties": dict(zip("abcdefghijklmnopqrst", patterns(20), strict=True))}))
+    linked = {f"d{n}": {**one, "$ref": f"#/$defs/d{n + 1}"} for n, one in enumerate(patterns(50))}
+    for schema in (
+        {"allOf": patterns(door.SCHEMA_PATTERNS + 1)},
+        {"$defs": {**linked, "d50": {"type": "string"}}, "$ref": "#/$defs/d0"},
+    ):
+        with pytest.raises(OutOfRange):
+            write(Bound("f", schema))
+
+
+def test_looking_for_patterns_is_bounded(monkeypatch):
+    monkeypatch.setattr(door, "SCHEMA_STEPS", 3)
+    write(Bound("f", {"allOf": patterns(2)}))
+    monkeypatch.setattr(door, "SCHEMA_STEPS", 2)
+    with pytest.raises(OutOfRange):
+        write(Bound("f", {"allOf": patterns(2)}))
+
+
 def test_what_a_client_names_stays_a_name(grammars):
     evil = 'x"\nstart: /.*/\n"'
     grammar = write(Bound("f", must_call=(evil,)), [Tool.of(evil, None, {"const": {}})])
