@@ -62,7 +62,8 @@ def main() -> None:
 
 
 @main.command("run")
-@click.option("--url", required=True, metavar="URL", help="Of an OpenAI-compatible server, with its /v1.")
+@click.option("--url", required=True, metavar="URL",
+              help="Of an OpenAI-compatible server, with its /v1. `expressway bench run` fills it in.")  # fmt: skip
 @click.option("--model", metavar="NAME", help="Default: the first that the server lists.")
 @click.option("--key-variable", default=KEY_VARIABLE, show_default=True, metavar="NAME",
               help="The environment variable that holds the server's key, where there are keys.")  # fmt: skip

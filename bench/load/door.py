@@ -181,7 +181,8 @@ async def served_model(client: aiohttp.ClientSession, server: Server) -> str:
     try:
         async with client.get(server.url + "/models", headers=server.headers("")) as response:
             if response.status != 200:
-                raise OSError(f"{server.url}/models: {_refusal(response.status, await response.read())}")
+                wanted = "; it wants a key (--key-variable)" if response.status == 401 else ""
+                raise OSError(f"{server.url}/models: {_refusal(response.status, await response.read())}{wanted}")
             listed = json.loads(await response.read())
             return str(listed["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, IndexError) as error:

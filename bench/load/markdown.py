@@ -35,7 +35,7 @@ def report(result: Mapping[str, Any]) -> str:
             lines.append(f"- {name}: the window does not count: {reason}")
     if efficiency := result.get("scaling_efficiency"):
         shown = ", ".join(f"{name} {share:.0%}" for name, share in efficiency.items())
-        lines += ["", f"Scaling, against as many times the solo rate: {shown}."]
+        lines += ["", f"Scaling, against the solo rate times the lanes that answered: {shown}."]
     if beside := result.get("interference"):
         lines += [
             "",

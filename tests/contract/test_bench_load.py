@@ -242,7 +242,7 @@ async def test_an_open_loop_and_a_short_question_behind_a_long_prompt(served, tm
 
 async def test_a_server_that_wants_another_key_says_so(served, tmp_path, capsys):
     assert await run_bench(await served(Fake(status=401)), tmp_path) == 1
-    assert capsys.readouterr().err.splitlines()[-1].endswith("/models: unauthorized")
+    assert capsys.readouterr().err.splitlines()[-1].endswith("/models: unauthorized; it wants a key (--key-variable)")
 
 
 @pytest.mark.parametrize(

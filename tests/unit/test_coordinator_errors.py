@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import grpc
 
@@ -32,3 +33,13 @@ def test_codes_are_unique_and_statuses_exist() -> None:
     assert len({kind.code for kind in kinds}) == len(kinds)
     for kind in kinds:
         assert grpc.StatusCode[kind.grpc] is not grpc.StatusCode.OK
+
+
+def test_the_page_of_the_doors_has_every_code_that_a_client_may_see() -> None:
+    page = (Path(__file__).parents[2] / "docs/api.md").read_text()
+    rows = dict(re.findall(r"^\| ([45]\d\d[\d, ]*) \| (.+) \|$", page, re.MULTILINE))
+    written = {(code, star == "*") for row in rows.values() for code, star in re.findall(r"`(\w+)`(\*?)", row)}
+    seen = [*_all(errors.RequestError), *_all(errors.Refused), *_all(errors.LaneError), errors.DeadlineExceeded]
+    groups = {errors.RequestError, errors.Refused, errors.LaneError}
+    expected = {(kind.code, kind.retryable) for kind in [*seen, errors.InternalError] if kind not in groups}
+    assert written == expected
