@@ -36,7 +36,7 @@ class TraceWriter:
         self._folder = folder
         self._number = max(_numbers(folder), default=0)
         self._fd = -1
-        self._room_bytes = 0
+        self._room_bytes = self._file_bytes = 0
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="traces")
         self._places = threading.BoundedSemaphore(limits.TRACE_WAITING)
         self._losing = threading.Lock()
@@ -76,9 +76,10 @@ class TraceWriter:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
             self._room_bytes -= len(data)
+            self._file_bytes += len(data)
             self.written += 1
         except OSError as error:
-            self._room_bytes = 0  # the file may end inside a line: go on in another one
+            self._cut()
             self._lose(error.strerror or str(error))
         finally:
             self._places.release()
@@ -90,6 +91,14 @@ class TraceWriter:
         if first:  # a full disk is no reason to fill it with complaints
             log.warning("traces of requests are being lost", reason=reason)
 
+    def _cut(self) -> None:
+        """Takes back a part of a line: a new file for each line of a full disk would push out the older ones."""
+        try:
+            if self._fd >= 0:
+                os.ftruncate(self._fd, self._file_bytes)
+        except OSError:
+            self._room_bytes = 0  # the file may end inside a line: go on in another one
+
     def _next_file(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
@@ -100,7 +109,7 @@ class TraceWriter:
             with contextlib.suppress(FileExistsError):  # somebody else's since we looked
                 self._fd = os.open(self._folder / f"requests-{self._number:06}.jsonl", flags, 0o600)
                 break
-        self._room_bytes = limits.TRACE_FILE_BYTES
+        self._room_bytes, self._file_bytes = limits.TRACE_FILE_BYTES, 0
         for number in sorted(_numbers(self._folder))[: -limits.TRACE_FILES]:
             with contextlib.suppress(OSError):
                 (self._folder / f"requests-{number:06}.jsonl").unlink()

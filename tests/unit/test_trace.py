@@ -148,7 +148,7 @@ def test_a_disk_that_does_not_keep_up_loses_lines_and_nothing_else(tmp_path, mon
     assert [each.id for each in read_traces([tmp_path])] == ["r0", "r1", "r2", "r3"]
 
 
-def test_a_full_disk_loses_lines_and_a_cut_one_ends_its_file(tmp_path, monkeypatch):
+def test_a_full_disk_loses_lines_and_a_cut_one_is_taken_back(tmp_path, monkeypatch):
     writer = TraceWriter.open(tmp_path)
     writer.write(ended(0))
     real, left = os.write, [40]
@@ -167,6 +167,38 @@ def test_a_full_disk_loses_lines_and_a_cut_one_ends_its_file(tmp_path, monkeypat
     writer.close()
     assert (writer.written, writer.lost) == (2, 1)
     assert [each.id for each in read_traces([tmp_path])] == ["r0", "r2"]
+
+
+@pytest.mark.parametrize("cannot_cut", [False, True])
+def test_a_disk_that_stays_full_pushes_out_no_file(tmp_path, monkeypatch, cannot_cut):
+    monkeypatch.setattr(limits, "TRACE_FILES", 3)
+    writer = TraceWriter.open(tmp_path)
+    writer.write(ended())
+    real, parts = os.write, iter([5, *[0] * 50])
+
+    def full(fd, data):
+        if part := next(parts):
+            return real(fd, bytes(data)[:part])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fails(fd, size):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def disk_is_full():
+        monkeypatch.setattr(os, "write", full)
+        if cannot_cut:
+            monkeypatch.setattr(os, "ftruncate", fails)
+
+    writer._pool.submit(disk_is_full).result(60)
+    for number in range(1, 2 if cannot_cut else 20):
+        writer.write(ended(number))
+    writer._pool.submit(monkeypatch.undo).result(60)
+    writer.write(ended(20))
+    writer.close()
+    assert len(list(tmp_path.iterdir())) == 1 + cannot_cut
+    said = [json.loads(each)["id"] for path in sorted(tmp_path.iterdir()) for each in path.read_text().splitlines()
+            if each.endswith("}")]  # fmt: skip
+    assert said == ["r0", "r20"]
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
