@@ -102,7 +102,7 @@ class _File(BaseModel):
 
 def hash_key(key: str) -> str:
     """How the file holds a key. Keys are long random strings, so one plain hash is enough."""
-    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+    return "sha256:" + hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ def test_a_key_finds_its_tenant_and_no_other_does() -> None:
     assert table.of_key("a") == table.of_key("b") == Tenant("ci", Priority.BATCH, tokens_per_minute=5)
     assert table.of_key("c") == Tenant("dev", Priority.INTERACTIVE, concurrency=2, weight=2.5)
     assert table.of_key("d") is table.of_key("") is table.of_key(hash_key("a")) is None
+    assert table.of_key(b"\xff\xfe".decode(errors="surrogateescape")) is None  # any bytes of a header
 
 
 def test_without_a_file_one_tenant_has_the_queue() -> None:
