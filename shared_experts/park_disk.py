@@ -116,7 +116,7 @@ class ParkDisk:
         self.prune()
         for path, _ in reversed(self._files()):
             try:
-                with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+                with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
                     saved = self._parse(file.fileno(), file.read)
                     yield saved, _parts(saved, file.read)
             except _Foreign:
@@ -156,11 +156,13 @@ class ParkDisk:
         return Saved(tenant, pages, found, tuple(parts))
 
     def _files(self) -> list[tuple[Path, os.stat_result]]:
-        """Oldest first."""
+        """Oldest first. What is no plain file is nobody's conversation: to open or remove it could wait or fail."""
         found = []
         for path in self.folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):
-                found.append((path, path.lstat()))
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    found.append((path, status))
         return sorted(found, key=lambda each: (each[1].st_mtime, each[0].name))
 
 

@@ -55,6 +55,17 @@ def test_another_packs_files_and_strange_ones_are_left_alone(disk, tmp_path):
     assert (disk.folder / "strange.park").exists()
 
 
+def test_what_is_no_plain_file_neither_stops_nor_fails_a_start(disk, tmp_path):
+    (tmp_path / "other").write_bytes(b"somebody's")
+    os.mkfifo(disk.folder / "a.park")
+    (disk.folder / "b.park").mkdir()
+    (disk.folder / "c.park").symlink_to(tmp_path / "other")
+    small = ParkDisk(disk.folder, F, 1)  # so small that all that counts must go
+    assert everything(small) == []
+    assert len(list(disk.folder.iterdir())) == 3
+    assert (tmp_path / "other").read_bytes() == b"somebody's"
+
+
 def test_a_file_that_is_damaged_anywhere_is_refused_and_removed(disk):
     datas = (os.urandom(50), os.urandom(20), os.urandom(30))
     saved = put(disk, *datas)
