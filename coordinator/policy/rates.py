@@ -1,5 +1,8 @@
 """How fast a lane reads prompts and writes answers, measured from its own counters.
 
+A measurement is believed for the seconds it is made of, and less the more others have been measured since: what a lane
+did with two short prompts, its cache cold, must not keep work away from it for ever.
+
 Not here: reading the counters (roster). Pure. Invariants: a rate is positive; a lane that was not measured yet is
 taken for the mean of those that were, and with none for `limits.DEFAULT_*`; what a dead process counted says something
 about its successor (same device), so a rate survives its lane's death.
@@ -7,12 +10,16 @@ about its successor (same device), so a rate survives its lane's death.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from coordinator import limits
 
 _NEW_SHARE = 0.3  # of a rate, what the newest measurement is worth
-_LEAST_S = 0.02  # of computing before its rate is believed
+_LEAST_S = 0.02  # of computing before its rate is looked at
+_OTHERS_S = 1.0  # of computing, at most, that what the other lanes say about a lane counts for
+_MOST_S = 10.0  # of computing that is remembered, so that it can fade
+_FADE_S = 20.0  # of computing elsewhere, after which e times less of it is believed
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +45,20 @@ class _Rate:
     tokens: int = 0  # as counted when it was measured last
     seconds: float = 0.0
     per_s: float | None = None
+    evidence_s: float = 0.0  # how much computing it is believed for
 
-    def look(self, tokens: int, seconds: float) -> None:
+    def look(self, tokens: int, seconds: float) -> float:
+        """Seconds that were new."""
         if seconds < self.seconds or tokens < self.tokens:  # another process
             self.tokens, self.seconds = 0, 0.0
         new_tokens, new_s = tokens - self.tokens, seconds - self.seconds
         if new_tokens <= 0 or new_s < _LEAST_S:
-            return
+            return 0.0
         measured = new_tokens / new_s
         self.per_s = measured if self.per_s is None else self.per_s + _NEW_SHARE * (measured - self.per_s)
         self.tokens, self.seconds = tokens, seconds
+        self.evidence_s = min(_MOST_S, self.evidence_s + new_s)
+        return new_s
 
 
 class LaneRates:
@@ -58,9 +69,13 @@ class LaneRates:
 
     def look(self, lane: str, counted: Counted) -> None:
         """Take over what its process has counted by now."""
-        prefill, decode = self._lanes.setdefault(lane, (_Rate(), _Rate()))
-        prefill.look(counted.prompt_tokens, counted.prefill_s)
-        decode.look(counted.generated_tokens, counted.decode_s)
+        pair = self._lanes.setdefault(lane, (_Rate(), _Rate()))
+        totals = ((counted.prompt_tokens, counted.prefill_s), (counted.generated_tokens, counted.decode_s))
+        for which, (tokens, seconds) in enumerate(totals):
+            fade = math.exp(-pair[which].look(tokens, seconds) / _FADE_S)
+            for name, rates in self._lanes.items():
+                if name != lane:
+                    rates[which].evidence_s *= fade
 
     @property
     def measured(self) -> bool:
@@ -73,15 +88,23 @@ class LaneRates:
 
     def speed(self, lane: str) -> Speed:
         """Of that lane, or what is to be expected of it."""
-        prefill, decode = self._lanes.get(lane, (_Rate(), _Rate()))
         return Speed(
-            prefill.per_s or self._mean(0, limits.DEFAULT_PREFILL_TOKENS_PER_S),
-            decode.per_s or self._mean(1, limits.DEFAULT_DECODE_TOKENS_PER_S),
+            self._believed(lane, 0, limits.DEFAULT_PREFILL_TOKENS_PER_S),
+            self._believed(lane, 1, limits.DEFAULT_DECODE_TOKENS_PER_S),
         )
 
-    def _mean(self, which: int, default: float) -> float:
-        known = [rate for pair in self._lanes.values() if (rate := pair[which].per_s) is not None]
-        return sum(known) / len(known) if known else default
+    def _believed(self, lane: str, which: int, default: float) -> float:
+        known = {name: rate for name, pair in self._lanes.items() if (rate := pair[which]).per_s is not None}
+        mine = known.pop(lane, None)
+        # never nothing: a lane alone, or all of them long ago, is what was measured, not the default
+        weights = {name: max(rate.evidence_s, 1e-9) for name, rate in known.items()}
+        others = sum(weights[name] * (rate.per_s or 0.0) for name, rate in known.items())
+        if mine is None or mine.per_s is None:
+            return others / sum(weights.values()) if known else default
+        if not known:
+            return mine.per_s
+        mean, against_s = others / sum(weights.values()), min(_OTHERS_S, sum(weights.values()))
+        return mean + (mine.per_s - mean) * mine.evidence_s / (mine.evidence_s + against_s)
 
 
 class OutputLengths:

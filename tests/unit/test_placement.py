@@ -89,6 +89,28 @@ def test_order_changes_nothing_and_a_free_lane_is_taken_in_the_end(sights, promp
         assert chosen.seconds == float("inf")
 
 
+def test_a_poor_first_measurement_is_outweighed_and_forgotten() -> None:
+    """Two short prompts with everything cold, then nothing: the lane must get work again."""
+    rates = LaneRates()
+    rates.look("cold", Counted(20, 0.2, 8, 0.4))  # 100 and 20 tokens a second
+    rates.look("warm", Counted(20_000, 10.0, 1000, 10.0))  # 2,000 and 100
+    assert rates.speed("cold").prefill > 1500.0
+    assert 60.0 < rates.speed("cold").decode < 100.0
+    assert rates.speed("warm").decode > 95.0  # what was measured for long stands
+    for turn in range(2, 8):
+        rates.look("warm", Counted(20_000 * turn, 10.0 * turn, 1000 * turn, 10.0 * turn))
+    assert rates.speed("cold").decode > 95.0
+
+
+def test_a_lane_that_is_slower_is_known_to_be() -> None:
+    rates = LaneRates()
+    for turn in range(1, 20):
+        rates.look("slow", Counted(1000 * turn, 10.0 * turn, 100 * turn, 10.0 * turn))
+        rates.look("fast", Counted(4000 * turn, 10.0 * turn, 400 * turn, 10.0 * turn))
+    assert rates.speed("slow").prefill < 180.0
+    assert rates.speed("fast").prefill > 350.0
+
+
 def test_rates_are_measured_from_counters_and_survive_a_death() -> None:
     rates = LaneRates()
     assert rates.speed("a") == Speed(limits.DEFAULT_PREFILL_TOKENS_PER_S, limits.DEFAULT_DECODE_TOKENS_PER_S)
