@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from coordinator import limits
-from coordinator.errors import LaneError, LaneFailed, LaneTimeout, SlowReader
+from coordinator.errors import LaneError, LaneFailed, LaneTimeout, SlowReader, Unsupported
 from coordinator.fleet.lane_client import LaneAccepted, LaneClient, LaneFinished, LaneTokens
 from coordinator.generation import Ended, Generation
 from coordinator.policy.affinity import Seat
@@ -22,6 +22,8 @@ from laneproto.v1 import lane_pb2
 
 # What a lane reports when it is itself at fault: the process ends, and another lane may do better.
 LANE_FAULTS = frozenset({"non_finite_logits", "engine_failed", "native_kernel_failed", "table_read_failed"})
+# What it reports when the request is: the door's own compiler took the grammar, the lane's bounds are tighter.
+BAD_GRAMMAR = "bad_grammar"
 
 _log = structlog.get_logger("dispatch")
 
@@ -42,10 +44,10 @@ class LaneRun:
         """Expected seconds until it ends: never nothing while it has not."""
         return max(self.work_s - (now - self.began), 0.1 * self.work_s)
 
-    async def read(self, client: LaneClient) -> Ended | LaneFailed:
+    async def read(self, client: LaneClient) -> Ended | LaneFailed | Unsupported:
         """Reads to the end; raises the `LaneError` that the lane refused with or was lost by."""
         generation, name = self.generation, self.seat.lane
-        end: Ended | LaneFailed | None = None
+        end: Ended | LaneFailed | Unsupported | None = None
         wire = generation.request.to_wire(generation.emitted)
         async with contextlib.aclosing(client.generate(wire)) as events:
             async for event in events:
@@ -56,6 +58,8 @@ class LaneRun:
                         if not generation.push(tokens):
                             generation.end(SlowReader("the client stopped reading"))
                             generation.cancel_wanted.set()
+                    case LaneFinished(reason=lane_pb2.FINISH_REASON_ERROR, error_code=code) if code == BAD_GRAMMAR:
+                        end = Unsupported("the schema is beyond what an answer can be kept to")
                     case LaneFinished(reason=lane_pb2.FINISH_REASON_ERROR):
                         self.lane_at_fault = event.error_code in LANE_FAULTS
                         end = LaneFailed(f"{name} failed: {event.error_code or 'no reason given'}")

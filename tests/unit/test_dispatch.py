@@ -27,6 +27,7 @@ from coordinator.errors import (
     QueueFull,
     SlowReader,
     TenantBusy,
+    Unsupported,
 )
 from coordinator.fleet.lane_view import PrefixNews
 from coordinator.generation import Begun, Ended, Generation, Tokens
@@ -312,13 +313,14 @@ async def test_a_lane_that_says_it_is_at_fault_is_replaced_once(tmp_path: Path) 
         assert lanes[2].requests == []  # what makes two lanes fail is not tried on all
 
 
-async def test_a_clients_fault_is_never_a_lanes(tmp_path: Path) -> None:
-    async with fleet(tmp_path, Script(fault="error", error_code="slow_reader"), Script()) as (
-        dispatcher,
-        roster,
-        lanes,
-    ):
-        with pytest.raises(LaneFailed, match="slow_reader"):
+@pytest.mark.parametrize(
+    ("code", "seen", "words"), [("slow_reader", LaneFailed, "slow_reader"), ("bad_grammar", Unsupported, "schema")]
+)
+async def test_a_clients_fault_is_never_a_lanes(
+    tmp_path: Path, code: str, seen: type[CoordinatorError], words: str
+) -> None:
+    async with fleet(tmp_path, Script(fault="error", error_code=code), Script()) as (dispatcher, roster, lanes):
+        with pytest.raises(seen, match=words):
             await read_all(dispatcher.submit(request()))
         assert roster.suspects == []
         assert lanes[1].requests == []
