@@ -12,7 +12,7 @@ import click
 from coordinator.cli.handover import become
 from coordinator.cli.values import CLUSTER
 from coordinator.errors import RunDirError
-from coordinator.host.clusters import running_clusters
+from coordinator.host.clusters import the_cluster
 from coordinator.host.rundir import read_cluster
 
 ACTIONS = ("run", "compare")
@@ -44,14 +44,7 @@ def command(action: str, words: tuple[str, ...], cluster: str | None, as_json: b
 
 def _http_door(cluster: str | None) -> str:
     env = dict(os.environ)
-    if cluster is None:
-        running = running_clusters(env)
-        if len(running) != 1:
-            names = ", ".join(each.name for each in running)
-            raise RunDirError(
-                f"several clusters run here ({names}): --cluster NAME" if names else "no cluster runs here"
-            )
-        cluster = running[0].name
+    cluster = the_cluster(cluster, env)
     found_cluster = read_cluster(cluster, env)
     if not found_cluster.get("ready"):
         raise RunDirError(f"cluster {cluster!r} is not ready yet")

@@ -119,7 +119,7 @@ def run_checks(asked: Asked, env: Mapping[str, str]) -> list[Check]:
         *checks,
         port("HTTP port", asked.http or DEFAULT_HTTP, env, asked=asked.http is not None),
         port("gRPC address", asked.grpc or DEFAULT_GRPC, env, asked=asked.grpc is not None),
-        port("metrics port", asked.page or DEFAULT_PAGE, env, asked=asked.page is not None),
+        port("page port", asked.page or DEFAULT_PAGE, env, asked=asked.page is not None),
     ]
 
 

@@ -18,6 +18,7 @@ import grpc
 
 from coordinator.cli.answer import CHANNEL_OPTIONS, refusal
 from coordinator.cli.values import CLUSTER
+from coordinator.host.clusters import the_cluster
 from coordinator.host.rundir import read_cluster, run_path
 from laneproto.v1 import admin_pb2, admin_pb2_grpc
 
@@ -31,14 +32,14 @@ def command() -> None:
 
 def _shared(function: Callable[..., None]) -> Callable[..., None]:
     function = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")(function)
-    return click.option("--cluster", type=CLUSTER, default="default", show_default=True, metavar="NAME")(function)
+    return click.option("--cluster", type=CLUSTER, metavar="NAME", help="Default: the one that runs.")(function)
 
 
 @command.command()
 @click.argument("lane")
 @click.option("--stop", is_flag=True, help="End its process, too.")
 @_shared
-def drain(lane: str, stop: bool, cluster: str, as_json: bool) -> None:
+def drain(lane: str, stop: bool, cluster: str | None, as_json: bool) -> None:
     """No new work for LANE; returns when what it has is done."""
     _run(cluster, as_json, lambda stub: stub.Drain(admin_pb2.DrainRequest(lane=lane, stop=stop)))
 
@@ -46,7 +47,7 @@ def drain(lane: str, stop: bool, cluster: str, as_json: bool) -> None:
 @command.command()
 @click.argument("lane")
 @_shared
-def undrain(lane: str, cluster: str, as_json: bool) -> None:
+def undrain(lane: str, cluster: str | None, as_json: bool) -> None:
     """LANE into service again: after a drain, a stop, or out of quarantine."""
     _run(cluster, as_json, lambda stub: _one(stub.Undrain(admin_pb2.LaneName(lane=lane))))
 
@@ -54,14 +55,14 @@ def undrain(lane: str, cluster: str, as_json: bool) -> None:
 @command.command()
 @click.argument("lanes", nargs=-1)
 @_shared
-def restart(lanes: tuple[str, ...], cluster: str, as_json: bool) -> None:
+def restart(lanes: tuple[str, ...], cluster: str | None, as_json: bool) -> None:
     """Restart LANES, by default all, one after the other, without cutting a stream."""
     _run(cluster, as_json, lambda stub: stub.Restart(admin_pb2.RestartRequest(lanes=lanes)))
 
 
 @command.command()
 @_shared
-def add(cluster: str, as_json: bool) -> None:
+def add(cluster: str | None, as_json: bool) -> None:
     """One more lane, with the options of the others; it shares their cores."""
     _run(cluster, as_json, lambda stub: _one(stub.Add(admin_pb2.AddRequest())))
 
@@ -69,7 +70,7 @@ def add(cluster: str, as_json: bool) -> None:
 @command.command()
 @click.argument("lane")
 @_shared
-def remove(lane: str, cluster: str, as_json: bool) -> None:
+def remove(lane: str, cluster: str | None, as_json: bool) -> None:
     """Drain LANE, stop it and forget it."""
     _run(cluster, as_json, lambda stub: stub.Remove(admin_pb2.LaneName(lane=lane)))
 
@@ -78,9 +79,11 @@ async def _one(reply: Any) -> AsyncIterator[Any]:
     yield await reply
 
 
-def _run(cluster: str, as_json: bool, call: Call) -> None:
-    read_cluster(cluster, dict(os.environ))  # says in words when there is none
-    socket = run_path(cluster, dict(os.environ)) / "coordinator.sock"
+def _run(named: str | None, as_json: bool, call: Call) -> None:
+    env = dict(os.environ)
+    cluster = the_cluster(named, env)
+    read_cluster(cluster, env)  # says in words when there is none
+    socket = run_path(cluster, env) / "coordinator.sock"
     last = asyncio.run(_follow(f"unix:{socket}", call))
     if as_json:
         print(json.dumps(last))

@@ -22,7 +22,7 @@ from rich.text import Text
 from coordinator.cli.values import CLUSTER, HTTP
 from coordinator.config import Address
 from coordinator.errors import CoordinatorError, RunDirError
-from coordinator.host.clusters import running_clusters
+from coordinator.host.clusters import the_cluster
 from coordinator.host.rundir import read_cluster
 from coordinator.page.snapshot import VERSION
 from coordinator.reported import reported
@@ -67,13 +67,7 @@ def command(cluster: str | None, address: Address | None, every_s: float, once: 
 def find_page(cluster: str | None) -> Address:
     """Where the page of a cluster of this host listens. RunDirError when there is none."""
     env = dict(os.environ)
-    if cluster is None:
-        running = [each.name for each in running_clusters(env)]
-        if len(running) != 1:
-            raise RunDirError(
-                "several clusters run here: name one with --cluster" if running else "no cluster runs here"
-            )
-        cluster = running[0]
+    cluster = the_cluster(cluster, env)
     page = read_cluster(cluster, env).get("page")
     if not isinstance(page, str):
         raise RunDirError(f"the page of cluster {cluster!r} is off (serve --page HOST:PORT)")

@@ -48,6 +48,18 @@ def running_clusters(env: Mapping[str, str] = os.environ) -> list[RunningCluster
     return found
 
 
+def the_cluster(named: str | None, env: Mapping[str, str] = os.environ) -> str:
+    """The one that was named, or the only one that runs. RunDirError when none does, or several: with their names."""
+    if named is not None:
+        return named
+    names = [each.name for each in running_clusters(env)]
+    if not names:
+        raise RunDirError("no cluster runs here")
+    if len(names) > 1:
+        raise RunDirError(f"several clusters run here ({', '.join(names)}): name one with --cluster")
+    return names[0]
+
+
 def who_listens(address: str, env: Mapping[str, str] = os.environ) -> str | None:
     """The name of the cluster with a door at this address."""
     for cluster in running_clusters(env):

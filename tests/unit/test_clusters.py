@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from coordinator.cli import commands
 from coordinator.config import Address
-from coordinator.errors import BadAddress
+from coordinator.errors import BadAddress, RunDirError
 from coordinator.host.cluster import free_address
-from coordinator.host.clusters import clear_stale, running_clusters, who_listens
+from coordinator.host.clusters import clear_stale, running_clusters, the_cluster, who_listens
 from coordinator.host.rundir import RunDir, is_running, regions_path, run_path
 
 
@@ -66,6 +66,18 @@ def test_a_cluster_runs_while_its_supervisor_holds_the_lock(env, claim):
     ]
     assert first.path == run_path("b", env)
     assert not is_running("dead", env)
+
+
+def test_unnamed_the_cluster_is_the_only_one_that_runs(env, claim):
+    with pytest.raises(RunDirError, match="no cluster runs here"):
+        the_cluster(None, env)
+    dies(env, "dead")
+    claim("b")
+    assert the_cluster(None, env) == "b"
+    claim("a")
+    with pytest.raises(RunDirError, match=r"several clusters run here \(a, b\)"):
+        the_cluster(None, env)
+    assert the_cluster("c", env) == "c"  # named: whether it runs is seen later
 
 
 def test_a_claim_gets_past_somebody_who_only_looks(env):
