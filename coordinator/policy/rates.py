@@ -19,6 +19,7 @@ _NEW_SHARE = 0.3  # of a rate, what the newest measurement is worth
 _LEAST_S = 0.02  # of computing before its rate is looked at
 _OTHERS_S = 1.0  # of computing, at most, that what the other lanes say about a lane counts for
 _MOST_S = 10.0  # of computing that is remembered, so that it can fade
+_LEAST_WEIGHT = 1e-3
 _FADE_S = 20.0  # of computing elsewhere, after which e times less of it is believed
 
 
@@ -47,6 +48,11 @@ class _Rate:
     per_s: float | None = None
     evidence_s: float = 0.0  # how much computing it is believed for
 
+    @property
+    def weight(self) -> float:
+        """Never nothing: a rate of long ago is better than a guess when there is no other."""
+        return max(self.evidence_s, _LEAST_WEIGHT)
+
     def look(self, tokens: int, seconds: float) -> float:
         """Seconds that were new."""
         if seconds < self.seconds or tokens < self.tokens:  # another process
@@ -66,6 +72,7 @@ class LaneRates:
 
     def __init__(self) -> None:
         self._lanes: dict[str, tuple[_Rate, _Rate]] = {}
+        self._sums = [(0.0, 0.0), (0.0, 0.0)]  # of weights, and of weights times rates
 
     def look(self, lane: str, counted: Counted) -> None:
         """Take over what its process has counted by now."""
@@ -76,6 +83,7 @@ class LaneRates:
             for name, rates in self._lanes.items():
                 if name != lane:
                     rates[which].evidence_s *= fade
+        self._sum()
 
     @property
     def measured(self) -> bool:
@@ -85,6 +93,7 @@ class LaneRates:
     def forget(self, lane: str) -> None:
         """The lane is no more."""
         self._lanes.pop(lane, None)
+        self._sum()
 
     def speed(self, lane: str) -> Speed:
         """Of that lane, or what is to be expected of it."""
@@ -94,17 +103,27 @@ class LaneRates:
         )
 
     def _believed(self, lane: str, which: int, default: float) -> float:
-        known = {name: rate for name, pair in self._lanes.items() if (rate := pair[which]).per_s is not None}
-        mine = known.pop(lane, None)
-        # never nothing: a lane alone, or all of them long ago, is what was measured, not the default
-        weights = {name: max(rate.evidence_s, 1e-9) for name, rate in known.items()}
-        others = sum(weights[name] * (rate.per_s or 0.0) for name, rate in known.items())
-        if mine is None or mine.per_s is None:
-            return others / sum(weights.values()) if known else default
-        if not known:
+        weight, weighted = self._sums[which]
+        mine = self._lanes[lane][which] if lane in self._lanes else _Rate()
+        if mine.per_s is not None:  # what the others say is what remains without this one
+            weight, weighted = weight - mine.weight, weighted - mine.weight * mine.per_s
+        others = weighted / weight if weight >= _LEAST_WEIGHT / 2 else None  # less is what rounding left
+        if mine.per_s is None:
+            return default if others is None else others
+        if others is None:
             return mine.per_s
-        mean, against_s = others / sum(weights.values()), min(_OTHERS_S, sum(weights.values()))
-        return mean + (mine.per_s - mean) * mine.evidence_s / (mine.evidence_s + against_s)
+        return others + (mine.per_s - others) * mine.weight / (mine.weight + min(_OTHERS_S, weight))
+
+    def _sum(self) -> None:
+        """Once after each change: a decision asks for the speeds of all lanes."""
+        for which in (0, 1):
+            known = [
+                (rate.weight, rate.per_s) for pair in self._lanes.values() if (rate := pair[which]).per_s is not None
+            ]
+            self._sums[which] = (
+                sum(weight for weight, _ in known),
+                sum(weight * (per_s or 0.0) for weight, per_s in known),
+            )
 
 
 class OutputLengths:
