@@ -125,7 +125,7 @@ def may_try(beliefs: Beliefs, source: Source, most: int) -> int:
     guess_ns = beliefs.guess_ns.value if source == "layer" else 0.0
     longest = max(rows for rows, mean in enumerate(beliefs.windows_ns, 1) if mean.count)
     for drafts in range(min(most, longest), 0, -1):  # one row more than was ever measured
-        cost = (beliefs.window_ns(1 + drafts) + drafts * guess_ns) / single.value - 1.0
+        cost = (beliefs.window_ns(1 + drafts) + drafts * guess_ns) / max(single.value, 1.0) - 1.0
         if cost <= beliefs.spare:
             return drafts
     return 0
