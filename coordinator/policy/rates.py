@@ -78,8 +78,11 @@ class LaneRates:
         """Take over what its process has counted by now."""
         pair = self._lanes.setdefault(lane, (_Rate(), _Rate()))
         totals = ((counted.prompt_tokens, counted.prefill_s), (counted.generated_tokens, counted.decode_s))
-        for which, (tokens, seconds) in enumerate(totals):
-            fade = math.exp(-pair[which].look(tokens, seconds) / _FADE_S)
+        new_s = [rate.look(*total) for rate, total in zip(pair, totals, strict=True)]
+        if not any(new_s):  # as most often: everything stands as it did
+            return
+        for which, seconds in enumerate(new_s):
+            fade = math.exp(-seconds / _FADE_S)
             for name, rates in self._lanes.items():
                 if name != lane:
                     rates[which].evidence_s *= fade
