@@ -7,7 +7,8 @@ this file as a `LaneError`; cancelling the reader of `generate` ends the call, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -88,8 +89,7 @@ class LaneClient:
 
     async def generate(self, request: lane_pb2.GenerateRequest) -> AsyncGenerator[LaneEvent, None]:
         """Events in order. Ends after `LaneFinished`; raises `LaneLost` when the stream ends without one."""
-        call = self._stream(self._stub.Generate, request)
-        try:
+        with self._reading(self._stub.Generate, request) as call:
             async for event in call:
                 match event.WhichOneof("event"):
                     case "accepted":
@@ -103,13 +103,6 @@ class LaneClient:
                     case _:
                         raise LaneFailed(f"{self.name} sent an event that this coordinator does not know")
             raise LaneLost(f"{self.name} ended its stream without a last event")
-        except grpc.aio.AioRpcError as error:
-            raise self._typed(error) from error
-        except asyncio.CancelledError:
-            self._raise_if_closed()
-            raise
-        finally:
-            call.cancel()  # nothing to do after the end; else the lane learns that nobody listens
 
     async def cancel(self, request_id: str) -> bool:
         """Asks the lane to stop a generation; whether it knew it. The stream's `LaneFinished` is the confirmation."""
@@ -119,36 +112,20 @@ class LaneClient:
 
     async def watch(self) -> AsyncGenerator[lane_pb2.LaneStatus, None]:
         """The lane's status, now and after every change, at least once a second."""
-        call = self._stream(self._stub.Watch, lane_pb2.WatchRequest())
-        try:
+        with self._reading(self._stub.Watch, lane_pb2.WatchRequest()) as call:
             async for status in call:
                 yield status
             raise LaneLost(f"{self.name} ended its status stream")
-        except grpc.aio.AioRpcError as error:
-            raise self._typed(error) from error
-        except asyncio.CancelledError:
-            self._raise_if_closed()
-            raise
-        finally:
-            call.cancel()
 
     async def prefixes(self) -> AsyncGenerator[lane_pb2.PrefixEvent, None]:
         """What the lane remembers: all of it in snapshots, then every change. Ends with a gap in the numbers."""
-        call = self._stream(self._stub.Prefixes, lane_pb2.PrefixesRequest())
         last: int | None = None
-        try:
+        with self._reading(self._stub.Prefixes, lane_pb2.PrefixesRequest()) as call:
             async for event in call:
                 if not event.snapshot and last is not None and event.sequence != last + 1:
                     return
                 last = event.sequence
                 yield event
-        except grpc.aio.AioRpcError as error:
-            raise self._typed(error) from error
-        except asyncio.CancelledError:
-            self._raise_if_closed()
-            raise
-        finally:
-            call.cancel()
 
     async def drain(self) -> None:
         """The lane takes no new generation, finishes the running one and exits."""
@@ -171,11 +148,22 @@ class LaneClient:
         except grpc.aio.UsageError:  # the channel is closed
             raise LaneLost(f"{self.name} went away") from None
 
-    def _stream(self, method: Callable[..., Any], request: object) -> Any:
+    @contextlib.contextmanager
+    def _reading(self, method: Callable[..., Any], request: object) -> Iterator[Any]:
+        """A call whose answers are a stream; its errors are ours. It ends with the block, whoever ends that."""
         try:
-            return method(request)
+            call = method(request)
         except grpc.aio.UsageError:
             raise LaneLost(f"{self.name} went away") from None
+        try:
+            yield call
+        except grpc.aio.AioRpcError as error:
+            raise self._typed(error) from error
+        except asyncio.CancelledError:
+            self._raise_if_closed()
+            raise
+        finally:
+            call.cancel()  # nothing to do after the end; else the lane learns that nobody listens
 
     def _raise_if_closed(self) -> None:
         """A closed channel cancels its calls: a lost lane to the reader, unless the reader itself is cancelled."""
