@@ -1,7 +1,20 @@
-"""Triton decides when it is first imported whether kernels are compiled or interpreted: interpreted without a GPU."""
+"""What all tests share. Triton decides when it is first imported whether kernels are compiled or interpreted."""
 
 import os
 from pathlib import Path
 
+import pytest
+
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture
+def one_thread():
+    """Test workers share the cores: torch computes on one, and as before afterwards."""
+    import torch  # not every test wants it
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

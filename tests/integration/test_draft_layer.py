@@ -14,6 +14,8 @@ from lanes.window import Window
 from tests.fakes.reference_drafts import ReferenceDrafts
 from tests.fakes.reference_model import TOLERANCE, disagreement, naive_experts, pack_of, twins
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EOS = 1
 TINY = TinyConfig(
     num_hidden_layers=4, num_experts=8, num_experts_per_tok=3, eos_token_id=EOS, ngram_vocab_size_base=200,
@@ -25,14 +27,6 @@ CONFIGS = {
         TINY, attention_bias=True, tie_word_embeddings=True, indexer_budget=4, indexer_compress_ratio=2, hc_count=3
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=CONFIGS)

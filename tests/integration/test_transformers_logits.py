@@ -13,6 +13,8 @@ from bench.tiny_model import TinyConfig
 from lanes.window import Window
 from tests.fakes.reference_model import TOLERANCE, disagreement, margins, twins
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EOS = 1
 TINY = TinyConfig(
     num_hidden_layers=4, num_experts=8, num_experts_per_tok=3, eos_token_id=EOS, ngram_vocab_size_base=200,
@@ -53,14 +55,6 @@ CONFIGS = {
         TINY, layer_types=("linear_attention",) * 4, ple_layer_ids=(), linear_conv_kernel_dim=3
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=CONFIGS)

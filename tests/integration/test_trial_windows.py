@@ -15,20 +15,14 @@ from lanes.window import Window
 from tests.fakes.reference_drafts import ReferenceDrafts
 from tests.fakes.reference_model import TOLERANCE, disagreement, twins
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EOS = 1
 TINY = TinyConfig(
     num_hidden_layers=4, num_experts=8, num_experts_per_tok=3, eos_token_id=EOS, ngram_vocab_size_base=200,
     layer_types=("linear_attention", "linear_attention", "full_attention", "full_attention"),
 )  # fmt: skip
 CONTEXTS = (1, 2, 3, 4, 5, 8, 11, 31, 32, 33, 34, 35, 36, 47, 48, 64)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,7 @@ from deploy.demo_model.model.network import How, Network
 from deploy.demo_model.optimiser import optimisers, orthogonalised
 from deploy.demo_model.sizes import DEMO, SMALL
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rule_inputs(tokens: int, seed: int = 0, *, same_keys: bool = False) -> list[torch.Tensor]:

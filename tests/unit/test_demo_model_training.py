@@ -17,15 +17,9 @@ from deploy.demo_model.schedule import Phase, Plan
 from deploy.demo_model.sizes import SMALL, parameters_used, training_flops_per_token
 from lanes.experts.policy import Touched
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MAIN, FINISH = Phase(16, 4096, False, 4), Phase(2, 32768, True, 0)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_progress_is_the_share_of_seconds_or_steps():
