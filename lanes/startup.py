@@ -25,6 +25,7 @@ from lanes.errors import StartError
 from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import ExpertCache
 from lanes.experts.native import ExpertKernel
+from lanes.experts.policy import Policy
 from lanes.experts.store import ExpertStore
 from lanes.experts.trace import TraceHeader, TraceWriter, trace_path
 from lanes.grammar import Grammars
@@ -68,8 +69,8 @@ class _WaitLog:
             _log.info("region_wait", reason=reason)
 
 
-def assemble(config: LaneConfig) -> Lane:
-    """A lane as configured; raises StartError or the typed errors of the parts."""
+def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
+    """A lane as configured, its expert cache after `policy`; raises StartError or the typed errors of the parts."""
     with contextlib.ExitStack() as stack:
         began_s = time.monotonic()
         pack = stack.enter_context(Pack.open(config.pack))
@@ -97,7 +98,7 @@ def assemble(config: LaneConfig) -> Lane:
         )
         stack.callback(kernel.close)
         counters = Counters()
-        cache = ExpertCache(region, info, config.vram_budget_bytes, adaptive, counters)
+        cache = ExpertCache(region, info, config.vram_budget_bytes, policy, counters)
         store = ExpertStore(kernel, cache, counters)
         torch.set_num_threads(len(config.cores))
         draft_layer = info.draft_layers > 0 and config.drafts != 0
