@@ -4,7 +4,9 @@
     ├── ConfigError                  bad_config               no    an option is refused; the process exits 64
     ├── StartError                   start_failed             no    pack, region or self-test; the process exits 65
     │   ├── SelfTestFailed           self_test_failed         no    a fixed question got a wrong answer
-    │   └── NativeKernelUnavailable  no_native_kernel         no    not built, or not for this CPU: says what to do
+    │   ├── NativeKernelUnavailable  no_native_kernel         no    not built, or not for this CPU: says what to do
+    │   ├── CudaUnavailable          no_cuda                  no    no GPU, driver or CUDA torch: says what to look at
+    │   └── VramTooSmall             vram_too_small           no    the budget holds no lane: says what needs how much
     ├── RequestError                 bad_request              no    refused before Accepted; never the lane's fault
     │   ├── EmptyPrompt              empty_prompt
     │   ├── ContextExceeded          context_length_exceeded
@@ -66,6 +68,18 @@ class NativeKernelUnavailable(StartError):
     """The native expert kernel is not built, or this CPU cannot run what was asked for."""
 
     code = "no_native_kernel"
+
+
+class CudaUnavailable(StartError):
+    """A GPU lane was asked for, and there is no GPU that can be used."""
+
+    code = "no_cuda"
+
+
+class VramTooSmall(StartError):
+    """The VRAM budget does not even hold what is no expert; the message lists the parts."""
+
+    code = "vram_too_small"
 
 
 class RequestError(LaneError):
