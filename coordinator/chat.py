@@ -15,7 +15,9 @@ from coordinator.apis.logprobs import LogprobFeed
 from coordinator.errors import BadRequest
 from coordinator.generation import Begun
 from coordinator.request import Draft, check_session
+from coordinator.sampling import Defaults
 from coordinator.serving import Caller, Serving
+from coordinator.telemetry.stats import Door
 from coordinator.text.answer_parser import AnswerParser, Content, Part, Reasoning
 from coordinator.text.conversation import ToolCall
 
@@ -107,8 +109,13 @@ class TurnReader:
             self._due.append(Said(tuple(said), tuple(tokens)))
 
 
-async def begin_turn(serving: Serving, ask: ChatAsk, caller: Caller) -> TurnReader:
-    """Renders, checks and queues. Raises `RequestError`, or `Refused` when there is no place or no lane."""
+async def begin_turn(
+    serving: Serving, ask: ChatAsk, caller: Caller, *, door: Door = "http", defaults: Defaults | None = None
+) -> TurnReader:
+    """Renders, checks and queues; `defaults` of the sampling are the pack's, unless a door has its own.
+
+    Raises `RequestError`, or `Refused` when there is no place or no lane.
+    """
     model = serving.check_model(ask.model)
     text, conversation, grammar = serving.text, ask.conversation, ""
     if ask.bound is not None:
@@ -118,25 +125,26 @@ async def begin_turn(serving: Serving, ask: ChatAsk, caller: Caller) -> TurnRead
         prompt_ids=prompt,
         prompt_param="messages",
         default_seed=serving.new_seed(),
-        defaults=serving.generation.defaults,
+        defaults=defaults or serving.generation.defaults,
         wanted=ask.wanted,
         max_tokens=ask.max_tokens,
         max_tokens_param=ask.max_tokens_param,
         stops=ask.stops,
         stop_ids=ask.stop_ids,
-        stop_ids_param="stop_token_ids",
+        stop_ids_param=ask.stop_ids_param,
         end_ids=(*text.chat_end_ids(), *serving.generation.end_ids),
         ignore_eos=ask.ignore_eos,
         grammar=grammar,
         logprobs=ask.logprobs,
         top_logprobs=ask.top_logprobs,
+        top_logprobs_param=ask.top_logprobs_param,
         session=caller.session or _hint(ask),
         parent_session=caller.parent_session,
         tenant=caller.tenant,
         priority=caller.priority,
         timeout_s=caller.timeout_s,
     )
-    answer = serving.submit(draft, request_id=caller.request_id, door="http")
+    answer = serving.submit(draft, request_id=caller.request_id, door=door)
     return TurnReader(answer, text.parser(conversation, calls=ask.calls), parallel=ask.parallel)
 
 

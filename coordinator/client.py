@@ -1,38 +1,48 @@
 """A small client of the public gRPC door, for Python programs.
 
-    async with Client("127.0.0.1:8001", api_key=key) as client:
+    async with Client("box.example:8001", api_key=key, tls=Trust(Path("ca.pem"))) as client:
         async for event in client.generate("Once upon a time", max_tokens=100):
             print(event.delta.text, end="")
+        print(await client.text(serve_pb2.Chat(messages=[serve_pb2.ChatMessage(role="user", content="Hello")])))
 
-A refusal that may be tried again is tried again, as long as nothing was answered: after the time that the server names,
-else after 0.5 s, doubling. Whoever stops iterating cancels the generation.
+A refusal that may be tried again is tried again, as long as nothing was answered: after the time that the server names
+(RetryInfo, else `retry-after`), else after 0.5 s, doubling. Whoever stops iterating cancels the generation.
 
-Not here: chat formats (HTTP). Invariant: an answer that has begun is never begun again.
+Not here: channels and certificates (channel). Invariant: an answer that has begun is never begun again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
+from coordinator.channel import Trust, open_channel
+from coordinator.doors.rich_error import RETRY_AFTER_KEY
 from coordinator.errors import CoordinatorError
 from coordinator.fleet.lane_client import ERROR_CODE_KEY
 from coordinator.reported import reported
 from laneproto.v1 import lane_pb2, serve_pb2, serve_pb2_grpc
 
-RETRY_AFTER_KEY = "retry-after"
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 60.0
+Prompt: TypeAlias = str | Sequence[int] | serve_pb2.Chat  # text, token ids, or turns in the model's chat format
 _AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
-_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20))
 
 
 class Client:
-    """One connection; any number of generations at a time. `tries` counts the first one, too."""
+    """One connection; any number of generations at a time. `tries` counts the first one, too.
+
+    Without `tls` a key goes out in clear text: only to a Unix socket or this host. `BadOption` when the certificates
+    that `tls` names cannot be used.
+    """
 
     def __init__(
         self,
@@ -40,10 +50,11 @@ class Client:
         *,
         api_key: str | None = None,
         session: str | None = None,
+        tls: Trust | None = None,
         tries: int = 5,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self._channel = open_channel(target, tls)
         self._stub = serve_pb2_grpc.ExpresswayStub(self._channel)
         self._metadata = [
             *((("authorization", f"Bearer {api_key}"),) if api_key else ()),
@@ -63,14 +74,24 @@ class Client:
         await self._channel.close()
 
     async def generate(
-        self, prompt: str | Sequence[int], *, timeout_s: float | None = None, **options: Any
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any
     ) -> AsyncGenerator[serve_pb2.GenerateResponse, None]:
         """Started, Delta…, Finished of one answer; `options` are fields of `GenerateRequest`. The deadline `timeout_s`
         is of each try. Raises a `CoordinatorError` of the server's code, also for an answer that failed midway."""
         if isinstance(prompt, str):
             request = serve_pb2.GenerateRequest(text=prompt, **options)
+        elif isinstance(prompt, serve_pb2.Chat):
+            request = serve_pb2.GenerateRequest(chat=prompt, **options)
         else:
             request = serve_pb2.GenerateRequest(token_ids=serve_pb2.TokenIds(ids=prompt), **options)
+        async with contextlib.aclosing(self.ask(request, timeout_s=timeout_s)) as events:
+            async for event in events:
+                yield event
+
+    async def ask(
+        self, request: serve_pb2.GenerateRequest, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[serve_pb2.GenerateResponse, None]:
+        """The same for a request as it goes over the wire."""
         wait_s = FIRST_WAIT_S
         for left in range(self._tries - 1, -1, -1):
             begun = False
@@ -83,13 +104,13 @@ class Client:
                 return
             except grpc.aio.AioRpcError as error:
                 if begun or not left or error.code() not in _AGAIN:
-                    raise _typed(error) from error
+                    raise refusal(error) from error
                 named_s = _retry_after(error)
             await self._sleep(min(named_s or wait_s, LONGEST_WAIT_S))
             wait_s *= 2
 
-    async def text(self, prompt: str | Sequence[int], **options: Any) -> str:
-        """The whole answer."""
+    async def text(self, prompt: Prompt, **options: Any) -> str:
+        """The whole answer; of a chat, without its reasoning and its calls."""
         return "".join([event.delta.text async for event in self.generate(prompt, **options)])
 
     async def model(self) -> lane_pb2.ModelInfo:
@@ -99,21 +120,31 @@ class Client:
                 serve_pb2.GetModelRequest(), metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
-            raise _typed(error) from error
+            raise refusal(error) from error
         return reply.model
+
+
+def refusal(error: grpc.aio.AioRpcError) -> CoordinatorError:
+    """What a gRPC error means, in the server's own stable code where it sent one."""
+    said = error.details() or ""
+    if code := _trailing(error).get(ERROR_CODE_KEY):
+        return reported(code, said)
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return reported("unreachable", f"nobody answers there: {said}")
+    return reported(error.code().name.lower(), said)
 
 
 def _trailing(error: grpc.aio.AioRpcError) -> Mapping[str, str]:
     return {name: value for name, value in error.trailing_metadata() or () if isinstance(value, str)}
 
 
-def _typed(error: grpc.aio.AioRpcError) -> CoordinatorError:
-    code = _trailing(error).get(ERROR_CODE_KEY) or error.code().name.lower()
-    return reported(code, error.details() or "")
-
-
 def _retry_after(error: grpc.aio.AioRpcError) -> float | None:
+    """Seconds that the server names; None where it names none, or nothing that can be read."""
+    info = error_details_pb2.RetryInfo()
     try:
+        status = rpc_status.from_call(error)
+        if status is not None and any(detail.Unpack(info) for detail in status.details):
+            return max(0.0, float(info.retry_delay.ToMilliseconds()) / 1000)
         return max(0.0, float(_trailing(error)[RETRY_AFTER_KEY]))
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError, DecodeError):
         return None

@@ -5,12 +5,12 @@ Not here: bodies and answers of an API, text. Invariant: types are right; values
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from coordinator import limits
+from coordinator.apis.json_body import parse_object
 from coordinator.errors import BadRequest, OutOfRange
 from coordinator.sampling import Wanted
 from coordinator.text.conversation import EFFORTS, Conversation, Thinking, Tool
@@ -28,9 +28,11 @@ class ChatAsk:
     max_tokens_param: str = "max_tokens"
     stops: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
+    stop_ids_param: str = "stop_token_ids"
     ignore_eos: bool = False
     logprobs: bool = False
     top_logprobs: int = 0
+    top_logprobs_param: str = "top_logprobs"
     stream: bool = False
     include_usage: bool = False
     calls: bool = True  # what looks like a call is one
@@ -53,13 +55,7 @@ def check_tools(tools: Sequence[Tool], param: str = "tools") -> tuple[Tool, ...]
 
 def parse_arguments(arguments: str, param: str) -> Mapping[str, Any]:
     """Of a call in the history, as JSON text."""
-    try:
-        value = json.loads(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError):
-        raise BadRequest("arguments must be a JSON object", param=param) from None
-    if not isinstance(value, dict):
-        raise BadRequest("arguments must be a JSON object", param=param)
-    return value
+    return parse_object(arguments, param) if arguments.strip() else {}
 
 
 def parse_bound(

@@ -30,16 +30,25 @@ class Strict(BaseModel):
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
-    """One JSON object: UTF-8, no NaN or Infinity, bounded depth."""
+    """The body: one JSON object, UTF-8, no NaN or Infinity, bounded depth."""
     if not data:
         raise BadRequest("a JSON body is required")
+    return _parse_object(data, "the body", None)
+
+
+def parse_object(text: str, param: str) -> dict[str, Any]:
+    """A field that is JSON in a string: as for a body."""
+    return _parse_object(text.encode(), param, param)
+
+
+def _parse_object(data: bytes, what: str, param: str | None) -> dict[str, Any]:
     try:
         value = pydantic_core.from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        raise BadRequest(f"the body is not valid JSON: {_without_input(error)}") from None
+        raise BadRequest(f"{what} is not valid JSON: {_without_input(error)}", param=param) from None
     if not isinstance(value, dict):
-        raise BadRequest("the body must be a JSON object")
-    _check_depth(value)
+        raise BadRequest(f"{what} must be a JSON object", param=param)
+    _check_depth(value, what, param)
     return value
 
 
@@ -92,7 +101,7 @@ def _without_input(error: ValueError) -> str:
     return str(error).splitlines()[0]
 
 
-def _check_depth(value: dict[str, Any]) -> None:
+def _check_depth(value: dict[str, Any], what: str, param: str | None) -> None:
     level: list[Any] = [value]
     for _ in range(limits.JSON_DEPTH):
         level = [
@@ -103,4 +112,4 @@ def _check_depth(value: dict[str, Any]) -> None:
         ]
         if not level:
             return
-    raise BadRequest(f"the body is nested deeper than {limits.JSON_DEPTH} levels")
+    raise BadRequest(f"{what} is nested deeper than {limits.JSON_DEPTH} levels", param=param)

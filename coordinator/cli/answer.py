@@ -1,7 +1,7 @@
 """One generation through the public gRPC door, as the command line shows it: text as it comes, or one JSON object.
 
-Not here: who serves. Invariant: the object's `token_ids` are all tokens of the answer, the ending one included, and
-`logprobs` has one entry for each when they were asked for.
+Not here: who serves. Invariant: the object's `token_ids` are all tokens of the answer, the ending one included (a
+chat's own end is not), and `logprobs` has one entry for each when they were asked for.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import grpc
-
-from coordinator.errors import CoordinatorError
-from coordinator.fleet.lane_client import ERROR_CODE_KEY
-from coordinator.reported import reported
-from laneproto.v1 import lane_pb2, serve_pb2, serve_pb2_grpc
+from coordinator.channel import Trust
+from coordinator.client import Client
+from laneproto.v1 import lane_pb2, serve_pb2
 
 REASONS = {
     lane_pb2.FINISH_REASON_STOP: "stop",
@@ -23,7 +20,6 @@ REASONS = {
     lane_pb2.FINISH_REASON_CANCELLED: "cancelled",
     lane_pb2.FINISH_REASON_ERROR: "error",
 }
-CHANNEL_OPTIONS = [("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 8 << 20)]
 
 
 @dataclass(slots=True)
@@ -53,20 +49,19 @@ class Collected:
 
 
 async def ask(
-    target: str, request: serve_pb2.GenerateRequest, on_text: Callable[[str], None], *, timeout_s: float
+    target: str,
+    request: serve_pb2.GenerateRequest,
+    on_text: Callable[[str], None],
+    *,
+    timeout_s: float,
+    tls: Trust | None = None,
 ) -> Collected:
     """The whole answer; `on_text` sees each piece as it comes. Raises what the server said when it refuses."""
     answer = Collected()
     key = os.environ.get("EXPRESSWAY_API_KEY")  # an option would show it to every user of this host
-    metadata = (("authorization", f"Bearer {key}"),) if key else ()
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
-        try:
-            async for event in serve_pb2_grpc.ExpresswayStub(channel).Generate(
-                request, timeout=timeout_s, metadata=metadata
-            ):
-                _take(answer, event, on_text, request.HasField("logprobs"))
-        except grpc.aio.AioRpcError as error:
-            raise refusal(error) from None
+    async with Client(target, api_key=key, tls=tls, tries=1) as client:
+        async for event in client.ask(request, timeout_s=timeout_s):
+            _take(answer, event, on_text, request.HasField("logprobs"))
     return answer
 
 
@@ -84,8 +79,6 @@ def _take(
             on_text(event.delta.text)
         case "finished":
             done = event.finished
-            if done.reason == lane_pb2.FINISH_REASON_ERROR:
-                raise reported(done.error_code or "lane_failed", done.error_message or "the lane reported an error")
             answer.finish_reason = REASONS.get(done.reason, "error")
             answer.usage = {
                 "prompt_tokens": done.usage.prompt_tokens,
@@ -105,15 +98,3 @@ def counters(message: lane_pb2.Counters) -> dict[str, int]:
     """All of them as plain numbers, zeros too."""
     names: Sequence[str] = [descriptor.name for descriptor in message.DESCRIPTOR.fields]
     return {name: int(getattr(message, name)) for name in names}
-
-
-def refusal(error: grpc.aio.AioRpcError) -> CoordinatorError:
-    """What a gRPC error means, in the server's own stable code where it sent one."""
-    for key, value in error.trailing_metadata() or ():
-        if key == ERROR_CODE_KEY:
-            return reported(
-                value if isinstance(value, str) else value.decode("ascii", "replace"), error.details() or ""
-            )
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return reported("unreachable", f"nobody answers there: {error.details()}")
-    return reported(error.code().name.lower(), error.details() or "")

@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from coordinator.channel import Trust
 from coordinator.cli.answer import Collected, ask
 from coordinator.cli.lane_options import LANE_OPTIONS, collect, given_here, lane_options
 from coordinator.cli.progress import Progress
@@ -26,16 +27,22 @@ from coordinator.host.lane_options import LaneOptions
 from coordinator.host.solo import solo
 from coordinator.logs import configure_logging
 from coordinator.pack_facts import read_facts
-from coordinator.text.conversation import ChatMessage, Conversation, Thinking
 from laneproto.v1 import serve_pb2
 
 
 @click.command()
 @click.argument("pack", required=False, type=click.Path(path_type=Path))
 @click.option("--address", metavar="ADDR", help="A running server's gRPC door: HOST:PORT or unix:PATH.")
+@click.option("--tls", is_flag=True, help="That door speaks TLS.")
+@click.option(
+    "--tls-ca",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="The same, with these certificates (PEM) to trust in place of the system's.",
+)
 @click.option("--prompt", metavar="TEXT", help="Plain text.")
 @click.option("--prompt-ids", type=IDS, metavar="1,2,3", help="Token ids.")
-@click.option("--chat", is_flag=True, help="With PACK: put the prompt into the model's chat format.")
+@click.option("--chat", is_flag=True, help="The prompt is a user's turn in the model's chat format.")
 @click.option("--max-tokens", type=click.IntRange(1, 2**31 - 1), default=256, show_default=True, metavar="N")
 @sampling_options
 @click.option("--logprobs", type=click.IntRange(0, 20), metavar="K", help="Log-probabilities, with K alternatives.")
@@ -46,6 +53,8 @@ from laneproto.v1 import serve_pb2
 def command(
     pack: Path | None,
     address: str | None,
+    tls: bool,
+    tls_ca: Path | None,
     prompt: str | None,
     prompt_ids: list[int] | None,
     chat: bool,
@@ -65,22 +74,26 @@ def command(
         raise click.UsageError("give either --prompt or --prompt-ids")
     if not (prompt or prompt_ids or chat):
         raise EmptyPrompt("the prompt has no tokens")
-    if chat and (prompt is None or pack is None):
-        raise click.UsageError(
-            "--chat needs PACK and --prompt; chats with a server go to its HTTP /v1/chat/completions"
-        )
+    if chat and prompt is None:
+        raise click.UsageError("--chat needs --prompt")
+    if (tls or tls_ca) and address is None:
+        raise click.UsageError("--tls and --tls-ca are for a server at --address")
     configure_logging(json_lines=False, process="generate", level="error")
     request = serve_pb2.GenerateRequest(max_tokens=max_tokens, session=session)
     lane = {name: given.pop(name) for name in LANE_OPTIONS}
     fill(request, **given)
-    if prompt is not None:
+    if chat:
+        request.chat.messages.add(role="user", content=prompt)
+        request.chat.reasoning_effort = "none"
+    elif prompt is not None:
         request.text = prompt
     else:
         request.token_ids.ids.extend(prompt_ids or ())
     if logprobs is not None:
         request.logprobs = logprobs
     if address is not None:
-        answer = asyncio.run(ask(address, request, _shown(as_json), timeout_s=timeout_s))
+        trust = Trust(tls_ca) if tls or tls_ca else None
+        answer = asyncio.run(ask(address, request, _shown(as_json), timeout_s=timeout_s, tls=trust))
     else:
         assert pack is not None
         check_device(lane["device"])
@@ -88,7 +101,7 @@ def command(
         _check_fits(options, prompt_ids)
         progress = Progress()
         try:
-            answer = asyncio.run(_ask_pack(options, request, progress, chat=chat, as_json=as_json, timeout_s=timeout_s))
+            answer = asyncio.run(_ask_pack(options, request, progress, as_json=as_json, timeout_s=timeout_s))
         except asyncio.CancelledError:  # everything is stopped and removed by now
             raise Interrupted("stopped by the user", signal.SIGTERM) from None
         finally:
@@ -111,7 +124,6 @@ async def _ask_pack(
     request: serve_pb2.GenerateRequest,
     progress: Progress,
     *,
-    chat: bool,
     as_json: bool,
     timeout_s: float,
 ) -> Collected:
@@ -120,14 +132,6 @@ async def _ask_pack(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     async with solo(options, dict(os.environ), timeout_s, progress.show) as lane:
         progress.end()
-        if chat:
-            serving = lane.serving
-            ids = await serving.text.encode_chat(
-                Conversation([ChatMessage("user", request.text)], thinking=Thinking(on=False)),
-                context_tokens=serving.model().context_tokens,
-            )
-            request.token_ids.ids.extend(ids)
-            request.stop_ids.extend(serving.text.chat_end_ids())
         answering = asyncio.create_task(ask(lane.target, request, _shown(as_json), timeout_s=timeout_s))
         try:
             await asyncio.wait({answering})

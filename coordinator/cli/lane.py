@@ -16,8 +16,9 @@ from typing import Any
 import click
 import grpc
 
-from coordinator.cli.answer import CHANNEL_OPTIONS, refusal
+from coordinator.channel import open_channel
 from coordinator.cli.values import CLUSTER
+from coordinator.client import refusal
 from coordinator.host.clusters import the_cluster
 from coordinator.host.rundir import read_cluster, run_path
 from laneproto.v1 import admin_pb2, admin_pb2_grpc
@@ -91,7 +92,7 @@ def _run(named: str | None, as_json: bool, call: Call) -> None:
 
 async def _follow(target: str, call: Call) -> dict[str, Any]:
     last: dict[str, Any] = {}
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+    async with open_channel(target) as channel:
         try:
             async for message in call(admin_pb2_grpc.AdminStub(channel)):
                 told = {"lane": message.lane}

@@ -16,8 +16,10 @@ import grpc
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.cli.answer import CHANNEL_OPTIONS, counters, refusal
+from coordinator.channel import open_channel
+from coordinator.cli.answer import counters
 from coordinator.cli.values import CLUSTER
+from coordinator.client import refusal
 from coordinator.errors import RunDirError
 from coordinator.host.clusters import RunningCluster, running_clusters
 from coordinator.host.owner_status import ask_owner
@@ -63,7 +65,7 @@ def command(cluster: str | None, as_json: bool) -> None:
 
 async def ask_cluster(target: str) -> dict[str, Any]:
     """Lanes and model, from the coordinator's own socket, which needs no key."""
-    async with grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) as channel:
+    async with open_channel(target) as channel:
         stub = serve_pb2_grpc.ExpresswayStub(channel)
         try:
             lanes = await stub.ListLanes(serve_pb2.ListLanesRequest(), timeout=TIMEOUT_S)

@@ -17,8 +17,8 @@ import grpc.aio
 
 from coordinator.auth import Auth
 from coordinator.doors.grpc import ExpresswayServicer
+from coordinator.doors.rich_error import abort
 from coordinator.errors import CoordinatorError
-from coordinator.fleet.lane_client import ERROR_CODE_KEY
 from coordinator.fleet.operations import Operations, Progress
 from coordinator.grpc_server import start_server
 from coordinator.serving import Serving
@@ -46,7 +46,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         try:
             return _message(self._operations.undrain(request.lane))
         except CoordinatorError as error:
-            return await _abort(context, error)
+            await abort(context, error)
 
     async def Restart(self, request: admin_pb2.RestartRequest, context: Context) -> None:
         """One lane after the other."""
@@ -57,8 +57,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         try:
             return admin_pb2.LaneName(lane=await self._operations.add())
         except CoordinatorError as error:
-            await _abort(context, error)
-            raise
+            await abort(context, error)
 
     async def Remove(self, request: admin_pb2.LaneName, context: Context) -> None:
         """One less."""
@@ -88,15 +87,10 @@ async def _tell(steps: AsyncGenerator[Progress, None], context: Context) -> None
         async for progress in steps:
             await context.write(_message(progress))
     except CoordinatorError as error:
-        await _abort(context, error)
+        await abort(context, error)
     finally:
         await steps.aclose()
 
 
 def _message(progress: Progress) -> admin_pb2.Progress:
     return admin_pb2.Progress(lane=progress.lane, state=progress.state, doing=progress.doing, running=progress.running)
-
-
-async def _abort(context: Context, error: CoordinatorError) -> admin_pb2.Progress:
-    await context.abort(grpc.StatusCode[error.grpc], error.message, trailing_metadata=((ERROR_CODE_KEY, error.code),))
-    raise AssertionError("abort always raises")

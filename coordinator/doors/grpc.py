@@ -1,34 +1,34 @@
 """The public gRPC door: `serve.proto`, health and reflection.
 
 Not here: what a request may say (request), where it runs (dispatch). Invariants: events in order Started, Delta…,
-exactly one Finished (with ERROR and a stable code when the lane was lost); before Started, one gRPC error with the
-stable code in trailing metadata; a call that its client cancelled, or whose deadline passed, leaves queue and lane.
+exactly one Finished (with ERROR and a stable code when the lane was lost); before Started, one gRPC error with
+its details; a call that its client cancelled, or whose deadline passed, leaves queue and lane.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NoReturn, TypeAlias
 
-import grpc
 import grpc.aio
 import structlog
 
 from coordinator import limits
 from coordinator.answer import Answer, Final, Piece
+from coordinator.apis.grpc_chat import parse_grpc_chat, said_delta
 from coordinator.auth import Auth
+from coordinator.chat import Said, TurnEnd, TurnReader, begin_turn
 from coordinator.doors.caller import parse_caller
-from coordinator.doors.retry_info import DETAILS_KEY, retry_info
+from coordinator.doors.rich_error import abort
 from coordinator.errors import BadRequest, CoordinatorError, InternalError, SlowReader
-from coordinator.fleet.lane_client import ERROR_CODE_KEY
 from coordinator.generation import Begun
-from coordinator.request import Draft
+from coordinator.request import Draft, check_session
 from coordinator.sampling import Defaults, Wanted
 from coordinator.serving import Serving
 from laneproto.v1 import lane_pb2, serve_pb2, serve_pb2_grpc
 
-RETRY_AFTER_KEY = "retry-after"
 SERVICE = serve_pb2.DESCRIPTOR.services_by_name["Expressway"].full_name
 
 _log = structlog.get_logger("grpc")
@@ -65,9 +65,10 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
         request_id = self._serving.new_request_id()
         answer: Answer | None = None
         try:
-            answer = await self._submit(request, context, request_id)
+            reader = await self._submit(request, context, request_id)
+            answer = reader.answer if isinstance(reader, TurnReader) else reader
             try:
-                await self._stream(answer, context)
+                await _stream(reader, answer, context)
             finally:
                 answer.cancel()
         except CoordinatorError as error:
@@ -102,18 +103,22 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
         try:
             return serve_pb2.GetModelReply(model=self._serving.model().to_wire())
         except CoordinatorError as error:
-            await _abort(context, error)
+            await abort(context, error)
 
     async def _refuse(self, context: Context, error: CoordinatorError, answer: Answer | None) -> NoReturn:
         if answer is None:  # it never got as far as the queue; an answer records its own end
             self._serving.recorder.request("grpc", error.code)
-        await _abort(context, error)
+        await abort(context, error)
 
-    async def _submit(self, request: serve_pb2.GenerateRequest, context: Context, request_id: str) -> Answer:
+    async def _submit(
+        self, request: serve_pb2.GenerateRequest, context: Context, request_id: str
+    ) -> Answer | TurnReader:
         serving = self._serving
         head = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
         tenant = self._auth.tenant(head.get("authorization"), head.get("x-api-key"))
         caller = parse_caller(head, request_id, tenant)
+        if not caller.session and request.session:
+            caller = replace(caller, session=check_session(request.session))
         match request.WhichOneof("prompt"):
             case "text":
                 model = serving.model()
@@ -122,14 +127,19 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
                 )
             case "token_ids":
                 prompt_ids = request.token_ids.ids
+            case "chat":
+                ask = await serving.text.off_loop(
+                    request.ByteSize(), limits.INLINE_PARSE_BYTES, lambda: parse_grpc_chat(request, wanted_of(request))
+                )
+                return await begin_turn(serving, ask, caller, door="grpc", defaults=_GREEDY)
             case _:
-                raise BadRequest("a prompt is required: text or token_ids", param="prompt")
+                raise BadRequest("a prompt is required: text, token_ids or chat", param="prompt")
         draft = Draft(
             prompt_ids=prompt_ids,
             prompt_param="prompt",
             default_seed=serving.new_seed(),
             defaults=_GREEDY,
-            wanted=_wanted(request),
+            wanted=wanted_of(request),
             max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
             stops=tuple(request.stop),
             stop_ids=tuple(request.stop_ids),
@@ -138,7 +148,7 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
             logprobs=request.HasField("logprobs"),
             top_logprobs=request.logprobs if request.HasField("logprobs") else 0,
             top_logprobs_param="logprobs",
-            session=caller.session or request.session or None,
+            session=caller.session,
             parent_session=caller.parent_session,
             tenant=caller.tenant,
             priority=caller.priority,
@@ -146,36 +156,40 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
         )
         return serving.submit(draft, request_id=request_id, door="grpc")
 
-    async def _stream(self, answer: Answer, context: Context) -> None:
-        while True:
-            try:
-                event = await answer.read()
-            except CoordinatorError as error:
-                if answer.generation.lane is None:
-                    raise
-                await _write(context, serve_pb2.GenerateResponse(finished=_failed(answer, error)))
+
+async def _stream(reader: Answer | TurnReader, answer: Answer, context: Context) -> None:
+    while True:
+        try:
+            event = await reader.read()
+        except CoordinatorError as error:
+            if answer.generation.lane is None:
+                raise
+            await _write(context, serve_pb2.GenerateResponse(finished=_failed(answer, error)))
+            return
+        match event:
+            case Begun(lane):
+                started = serve_pb2.Started(
+                    request_id=answer.request.id,
+                    lane=lane,
+                    seed=answer.request.sampling.seed,
+                    prompt_tokens=len(answer.request.prompt_ids),
+                )
+                await _write(context, serve_pb2.GenerateResponse(started=started))
+            case Piece(text, tokens):
+                delta = serve_pb2.Delta(text=text, tokens=[entry.token for entry in tokens])
+                await _write(context, serve_pb2.GenerateResponse(delta=delta))
+            case Said():
+                await _write(context, serve_pb2.GenerateResponse(delta=said_delta(event)))
+            case Final() | TurnEnd():
+                final = event.final if isinstance(event, TurnEnd) else event
+                finished = serve_pb2.Finished(
+                    reason=final.reason, usage=final.usage, counters=final.counters, lane=final.lane
+                )
+                await _write(context, serve_pb2.GenerateResponse(finished=finished))
                 return
-            match event:
-                case Begun(lane):
-                    started = serve_pb2.Started(
-                        request_id=answer.request.id,
-                        lane=lane,
-                        seed=answer.request.sampling.seed,
-                        prompt_tokens=len(answer.request.prompt_ids),
-                    )
-                    await _write(context, serve_pb2.GenerateResponse(started=started))
-                case Piece(text, tokens):
-                    delta = serve_pb2.Delta(text=text, tokens=[entry.token for entry in tokens])
-                    await _write(context, serve_pb2.GenerateResponse(delta=delta))
-                case Final():
-                    finished = serve_pb2.Finished(
-                        reason=event.reason, usage=event.usage, counters=event.counters, lane=event.lane
-                    )
-                    await _write(context, serve_pb2.GenerateResponse(finished=finished))
-                    return
 
 
-def _wanted(request: serve_pb2.GenerateRequest) -> Wanted:
+def wanted_of(request: serve_pb2.GenerateRequest) -> Wanted:
     """How tokens are to be drawn."""
     said = {name: getattr(request, name) for name in _SAMPLING_FIELDS if request.HasField(name)}
     return Wanted(logit_bias=request.logit_bias, **said)
@@ -198,15 +212,3 @@ async def _write(context: Context, response: serve_pb2.GenerateResponse) -> None
             await context.write(response)
     except TimeoutError:
         raise SlowReader("the client stopped reading") from None
-
-
-async def _abort(context: Context, error: CoordinatorError) -> NoReturn:
-    details = f"{error.message} (field {error.param})" if error.param else error.message
-    status = grpc.StatusCode[error.grpc]
-    trailing: list[tuple[str, str | bytes]] = [(ERROR_CODE_KEY, error.code)]
-    if error.retryable:
-        wait_s = error.retry_after_s or limits.RETRY_AFTER_S
-        trailing.append((RETRY_AFTER_KEY, f"{wait_s:g}"))
-        trailing.append((DETAILS_KEY, retry_info(status.value[0], details, wait_s)))
-    await context.abort(status, details, trailing_metadata=tuple(trailing))
-    raise AssertionError("abort always raises")

@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 
 from coordinator.auth import Auth
+from coordinator.doors.rich_error import abort
 from coordinator.errors import Unauthorized
-from coordinator.fleet.lane_client import ERROR_CODE_KEY
 
 _OPEN = "/grpc.health.v1.Health/"
 
@@ -41,8 +41,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
 
 def _refusing(handler: grpc.RpcMethodHandler, error: Unauthorized) -> grpc.RpcMethodHandler:
     async def refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        code = grpc.StatusCode[error.grpc]
-        await context.abort(code, error.message, trailing_metadata=((ERROR_CODE_KEY, error.code),))
+        await abort(context, error)
 
     makers = {
         (False, False): grpc.unary_unary_rpc_method_handler,

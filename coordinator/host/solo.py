@@ -21,7 +21,6 @@ from coordinator.host.startup import OnProgress, check_alive, wait_ready
 from coordinator.host.supervisor import Supervisor, serve_keepers
 from coordinator.host.supervisor_client import SupervisorClient
 from coordinator.launchers.local import LocalLauncher
-from coordinator.serving import Serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,6 @@ class Solo:
     """A lane that is ready."""
 
     target: str  # of the public gRPC door
-    serving: Serving
     supervisor: Supervisor
 
     def check(self) -> None:
@@ -63,4 +61,4 @@ async def solo(
         doors = await start_doors(roster, options.pack, http=http, grpc_at=grpc)
         stack.push_async_callback(doors.close)
         await wait_ready(supervisor, run_dir.socket("owner"), str(grpc), timeout_s, on_progress)
-        yield Solo(str(grpc), doors.serving, supervisor)
+        yield Solo(str(grpc), supervisor)

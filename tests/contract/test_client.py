@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import grpc
 import pytest
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from coordinator import limits
-from coordinator.client import FIRST_WAIT_S, Client
+from coordinator.client import FIRST_WAIT_S, LONGEST_WAIT_S, Client
+from coordinator.doors.grpc import SERVICE
 from coordinator.errors import CoordinatorError
 from tests.fakes.doors import open_doors, until
 from tests.fakes.lane import Script
@@ -53,6 +57,59 @@ async def test_what_may_be_tried_again_is_tried_again(tmp_path: Path) -> None:
         with pytest.raises(CoordinatorError):
             await client.text("x")
     assert waits == [FIRST_WAIT_S, 2 * FIRST_WAIT_S]
+
+
+class Refusing:
+    """A door of its own, that says what it is told to."""
+
+    def __init__(self, trailing: tuple[tuple[str, str | bytes], ...]) -> None:
+        self.trailing = trailing
+
+    async def generate(self, request: bytes, context: grpc.aio.ServicerContext) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "wait", trailing_metadata=self.trailing)
+
+
+def retry_info(seconds: float, code: int = 14) -> tuple[str, bytes]:
+    status = status_pb2.Status(code=code, message="wait")
+    delay = duration_pb2.Duration()
+    delay.FromMilliseconds(int(seconds * 1000))
+    status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return "grpc-status-details-bin", status.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("trailing", "waited_s"),
+    [
+        ((retry_info(2.5), ("retry-after", "9")), 2.5),
+        ((retry_info(7200),), LONGEST_WAIT_S),
+        ((retry_info(-3),), FIRST_WAIT_S),
+        ((("retry-after", "3"),), 3.0),
+        ((("retry-after", "soon"),), FIRST_WAIT_S),
+        ((retry_info(2.5, code=3), ("retry-after", "9")), FIRST_WAIT_S),  # a status that is not this call's
+        ((("grpc-status-details-bin", b"\xff\xff"), ("retry-after", "9")), FIRST_WAIT_S),
+        ((), FIRST_WAIT_S),
+    ],
+)
+async def test_the_server_says_how_long_to_wait(
+    tmp_path: Path, trailing: tuple[tuple[str, str | bytes], ...], waited_s: float
+) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    server = grpc.aio.server()
+    method = grpc.unary_stream_rpc_method_handler(Refusing(trailing).generate)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {"Generate": method})])
+    server.add_insecure_port(f"unix:{tmp_path}/door.sock")
+    await server.start()
+    try:
+        async with Client(f"unix:{tmp_path}/door.sock", tries=2, sleep=sleep) as client:
+            with pytest.raises(CoordinatorError):
+                await client.text("x")
+    finally:
+        await server.stop(None)
+    assert waits == [waited_s]
 
 
 async def test_an_answer_that_has_begun_is_not_begun_again(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import ssl
 import subprocess
 from pathlib import Path
@@ -9,12 +11,17 @@ from pathlib import Path
 import aiohttp
 import grpc
 import pytest
+from click.testing import CliRunner
 
+from coordinator.channel import Trust
+from coordinator.cli import commands
+from coordinator.client import Client
 from coordinator.config import check_reach, parse_door
-from coordinator.errors import BadAddress, BadOption
+from coordinator.errors import BadAddress, BadOption, CoordinatorError
 from coordinator.tls import Tls, named_tls
 from laneproto.v1 import serve_pb2, serve_pb2_grpc
 from tests.fakes.doors import open_doors
+from tests.fakes.lane import Script
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +50,31 @@ async def test_both_doors_speak_tls_and_nothing_else(tmp_path: Path, pair: Tls) 
         async with grpc.aio.secure_channel(f"{cluster.doors.grpc}", credentials, options=options) as channel:
             reply = await serve_pb2_grpc.ExpresswayStub(channel).GetModel(serve_pb2.GetModelRequest(), timeout=60)
             assert reply.model.name == "fake"
+
+
+async def test_the_client_and_the_command_speak_tls(tmp_path: Path, pair: Tls) -> None:
+    async with open_doors(tmp_path, tls=pair, script=Script(tokens=(60, 61, 2))) as cluster:
+        target = str(cluster.doors.grpc)
+        async with Client(target, tls=Trust(pair.certificate)) as client:
+            said = await client.text(serve_pb2.Chat(messages=[serve_pb2.ChatMessage(role="user", content="Hi")]))
+        words = ["generate", "--address", target, "--prompt", "Hi", "--chat", "--json"]
+        done = await asyncio.to_thread(CliRunner().invoke, commands, [*words, "--tls-ca", str(pair.certificate)])
+        assert json.loads(done.stdout)["text"] == said
+        for plain_or_unknown in ([], ["--tls"]):  # nobody there, or somebody the system does not know
+            done = await asyncio.to_thread(CliRunner().invoke, commands, [*words, *plain_or_unknown])
+            assert getattr(done.exception, "code", None) == "unreachable"
+        async with Client(target, tls=Trust(pair.certificate, "elsewhere.example"), tries=1) as client:
+            with pytest.raises(CoordinatorError):
+                await client.text("Hi")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no certificate", b"\xff"])
+def test_trust_in_nothing_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(BadOption):
+        Client("127.0.0.1:1", tls=Trust(file))
 
 
 def test_files_that_are_no_pair_are_refused(tmp_path: Path, pair: Tls) -> None:

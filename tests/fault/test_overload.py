@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
-from coordinator.doors.retry_info import DETAILS_KEY, TYPE_URL
 from laneproto.v1 import serve_pb2
 from tests.fakes.doors import open_doors
 from tests.fakes.lane import Script
@@ -42,7 +43,8 @@ async def test_tenfold_overload_is_refused_in_bounded_memory(tmp_path: Path) -> 
             except grpc.aio.AioRpcError as error:
                 refused_s.append(time.monotonic() - began)
                 trailing = dict(error.trailing_metadata() or ())
-                told = TYPE_URL.encode() in bytes(trailing[DETAILS_KEY])  # type: ignore[arg-type]
+                details = rpc_status.from_call(error).details
+                told = any(detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in details)
                 outcomes[f"{error.code().name} {trailing['expressway-error-code']} {told}"] += 1
 
         await asyncio.gather(*(ask() for _ in range(PLACES + 2)))  # what there is room for; and all code is warm

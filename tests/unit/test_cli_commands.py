@@ -46,7 +46,9 @@ def test_options_of_a_lane_are_not_for_a_server_that_runs():
         ["generate", "PACK", "--address", "127.0.0.1:1", "--prompt", "x"],
         ["generate", "PACK"],
         ["generate", "PACK", "--prompt", "x", "--prompt-ids", "1"],
-        ["generate", "--address", "127.0.0.1:1", "--prompt", "x", "--chat"],
+        ["generate", "--address", "127.0.0.1:1", "--prompt-ids", "1", "--chat"],
+        ["generate", "PACK", "--prompt", "x", "--tls"],
+        ["generate", "--address", "127.0.0.1:1", "--prompt", "x", "--tls-ca", "/no/such/file"],
         ["generate", "--address", "127.0.0.1:1", "--prompt", "x", "--vram-budget", "1GiB"],
         ["generate", "--address", "127.0.0.1:1", "--prompt", "x", "--trace-routing", "."],
         ["generate", "PACK", "--prompt-ids", "1", "--chat"],
@@ -150,7 +152,7 @@ SAMPLING = {
 def test_every_sampling_option_reaches_its_field(monkeypatch):
     seen = []
 
-    async def ask(target, request, on_text, *, timeout_s):
+    async def ask(target, request, on_text, *, timeout_s, tls):
         seen.append(request)
         return Collected()
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from laneproto.v1 import lane_pb2 as laneproto_dot_v1_dot_lane__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18laneproto/v1/serve.proto\x12\rexpressway.v1\x1a\x17laneproto/v1/lane.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xdd\x05\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12,\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x17.expressway.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x06 \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x10\n\x08stop_ids\x18\t \x03(\r\x12\x15\n\x08logprobs\x18\n \x01(\rH\x06\x88\x01\x01\x12\x0f\n\x07session\x18\x0b \x01(\t\x12\x12\n\x05min_p\x18\x0c \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x02H\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0e \x01(\x02H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0f \x01(\x02H\n\x88\x01\x01\x12\x41\n\nlogit_bias\x18\x10 \x03(\x0b\x32-.expressway.v1.GenerateRequest.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\x11 \x01(\rH\x0b\x88\x01\x01\x12\x17\n\nignore_eos\x18\x12 \x01(\x08H\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x0b\n\t_logprobsB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"\x9a\x01\n\x10GenerateResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.expressway.v1.StartedH\x00\x12%\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.expressway.v1.DeltaH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x17.expressway.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"P\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04lane\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\"@\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12)\n\x06tokens\x18\x02 \x03(\x0b\x32\x19.expressway.lane.v1.Token\"\xcf\x01\n\x08\x46inished\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .expressway.lane.v1.FinishReason\x12(\n\x05usage\x18\x02 \x01(\x0b\x32\x19.expressway.lane.v1.Usage\x12.\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1c.expressway.lane.v1.Counters\x12\x0c\n\x04lane\x18\x04 \x01(\t\x12\x12\n\nerror_code\x18\x05 \x01(\t\x12\x15\n\rerror_message\x18\x06 \x01(\t\"\x12\n\x10ListLanesRequest\"\x97\x01\n\x08LaneInfo\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12.\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x1c.expressway.lane.v1.Counters\x12\x10\n\x08restarts\x18\x06 \x01(\r\x12\x0f\n\x07running\x18\x07 \x01(\r\"H\n\x0eListLanesReply\x12&\n\x05lanes\x18\x01 \x03(\x0b\x32\x17.expressway.v1.LaneInfo\x12\x0e\n\x06queued\x18\x02 \x01(\r\"\x11\n\x0fGetModelRequest\"=\n\rGetModelReply\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.expressway.lane.v1.ModelInfo2\xf2\x01\n\nExpressway\x12M\n\x08Generate\x12\x1e.expressway.v1.GenerateRequest\x1a\x1f.expressway.v1.GenerateResponse0\x01\x12K\n\tListLanes\x12\x1f.expressway.v1.ListLanesRequest\x1a\x1d.expressway.v1.ListLanesReply\x12H\n\x08GetModel\x12\x1e.expressway.v1.GetModelRequest\x1a\x1c.expressway.v1.GetModelReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18laneproto/v1/serve.proto\x12\rexpressway.v1\x1a\x17laneproto/v1/lane.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xfa\x01\n\x04\x43hat\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.expressway.v1.ChatMessage\x12&\n\x05tools\x18\x02 \x03(\x0b\x32\x17.expressway.v1.ChatTool\x12(\n\x08tool_use\x18\x03 \x01(\x0e\x32\x16.expressway.v1.ToolUse\x12\x11\n\ttool_name\x18\x04 \x01(\t\x12\x1b\n\x0eparallel_calls\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x18\n\x10reasoning_effort\x18\x06 \x01(\t\x12\x15\n\ranswer_schema\x18\x07 \x01(\tB\x11\n\x0f_parallel_calls\"g\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\treasoning\x18\x03 \x01(\t\x12&\n\x05\x63\x61lls\x18\x04 \x03(\x0b\x32\x17.expressway.v1.ChatCall\"A\n\x08\x43hatTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\"7\n\x08\x43hatCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x82\x06\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12,\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x17.expressway.v1.TokenIdsH\x00\x12#\n\x04\x63hat\x18\x13 \x01(\x0b\x32\x13.expressway.v1.ChatH\x00\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x06 \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x05\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x10\n\x08stop_ids\x18\t \x03(\r\x12\x15\n\x08logprobs\x18\n \x01(\rH\x06\x88\x01\x01\x12\x0f\n\x07session\x18\x0b \x01(\t\x12\x12\n\x05min_p\x18\x0c \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\r \x01(\x02H\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0e \x01(\x02H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0f \x01(\x02H\n\x88\x01\x01\x12\x41\n\nlogit_bias\x18\x10 \x03(\x0b\x32-.expressway.v1.GenerateRequest.LogitBiasEntry\x12\x17\n\nmin_tokens\x18\x11 \x01(\rH\x0b\x88\x01\x01\x12\x17\n\nignore_eos\x18\x12 \x01(\x08H\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x0b\n\t_logprobsB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"\x9a\x01\n\x10GenerateResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.expressway.v1.StartedH\x00\x12%\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.expressway.v1.DeltaH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x17.expressway.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"P\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04lane\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\"{\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12)\n\x06tokens\x18\x02 \x03(\x0b\x32\x19.expressway.lane.v1.Token\x12\x11\n\treasoning\x18\x03 \x01(\t\x12&\n\x05\x63\x61lls\x18\x04 \x03(\x0b\x32\x17.expressway.v1.ChatCall\"\xcf\x01\n\x08\x46inished\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .expressway.lane.v1.FinishReason\x12(\n\x05usage\x18\x02 \x01(\x0b\x32\x19.expressway.lane.v1.Usage\x12.\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1c.expressway.lane.v1.Counters\x12\x0c\n\x04lane\x18\x04 \x01(\t\x12\x12\n\nerror_code\x18\x05 \x01(\t\x12\x15\n\rerror_message\x18\x06 \x01(\t\"\x12\n\x10ListLanesRequest\"\x97\x01\n\x08LaneInfo\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12.\n\x08\x63ounters\x18\x05 \x01(\x0b\x32\x1c.expressway.lane.v1.Counters\x12\x10\n\x08restarts\x18\x06 \x01(\r\x12\x0f\n\x07running\x18\x07 \x01(\r\"H\n\x0eListLanesReply\x12&\n\x05lanes\x18\x01 \x03(\x0b\x32\x17.expressway.v1.LaneInfo\x12\x0e\n\x06queued\x18\x02 \x01(\r\"\x11\n\x0fGetModelRequest\"=\n\rGetModelReply\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.expressway.lane.v1.ModelInfo*F\n\x07ToolUse\x12\x11\n\rTOOL_USE_AUTO\x10\x00\x12\x11\n\rTOOL_USE_NONE\x10\x01\x12\x15\n\x11TOOL_USE_REQUIRED\x10\x02\x32\xf2\x01\n\nExpressway\x12M\n\x08Generate\x12\x1e.expressway.v1.GenerateRequest\x1a\x1f.expressway.v1.GenerateResponse0\x01\x12K\n\tListLanes\x12\x1f.expressway.v1.ListLanesRequest\x1a\x1d.expressway.v1.ListLanesReply\x12H\n\x08GetModel\x12\x1e.expressway.v1.GetModelRequest\x1a\x1c.expressway.v1.GetModelReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,30 +34,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_TOOLUSE']._serialized_start=2252
+  _globals['_TOOLUSE']._serialized_end=2322
   _globals['_TOKENIDS']._serialized_start=68
   _globals['_TOKENIDS']._serialized_end=91
-  _globals['_GENERATEREQUEST']._serialized_start=94
-  _globals['_GENERATEREQUEST']._serialized_end=827
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=590
-  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=638
-  _globals['_GENERATERESPONSE']._serialized_start=830
-  _globals['_GENERATERESPONSE']._serialized_end=984
-  _globals['_STARTED']._serialized_start=986
-  _globals['_STARTED']._serialized_end=1066
-  _globals['_DELTA']._serialized_start=1068
-  _globals['_DELTA']._serialized_end=1132
-  _globals['_FINISHED']._serialized_start=1135
-  _globals['_FINISHED']._serialized_end=1342
-  _globals['_LISTLANESREQUEST']._serialized_start=1344
-  _globals['_LISTLANESREQUEST']._serialized_end=1362
-  _globals['_LANEINFO']._serialized_start=1365
-  _globals['_LANEINFO']._serialized_end=1516
-  _globals['_LISTLANESREPLY']._serialized_start=1518
-  _globals['_LISTLANESREPLY']._serialized_end=1590
-  _globals['_GETMODELREQUEST']._serialized_start=1592
-  _globals['_GETMODELREQUEST']._serialized_end=1609
-  _globals['_GETMODELREPLY']._serialized_start=1611
-  _globals['_GETMODELREPLY']._serialized_end=1672
-  _globals['_EXPRESSWAY']._serialized_start=1675
-  _globals['_EXPRESSWAY']._serialized_end=1917
+  _globals['_CHAT']._serialized_start=94
+  _globals['_CHAT']._serialized_end=344
+  _globals['_CHATMESSAGE']._serialized_start=346
+  _globals['_CHATMESSAGE']._serialized_end=449
+  _globals['_CHATTOOL']._serialized_start=451
+  _globals['_CHATTOOL']._serialized_end=516
+  _globals['_CHATCALL']._serialized_start=518
+  _globals['_CHATCALL']._serialized_end=573
+  _globals['_GENERATEREQUEST']._serialized_start=576
+  _globals['_GENERATEREQUEST']._serialized_end=1346
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=1109
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=1157
+  _globals['_GENERATERESPONSE']._serialized_start=1349
+  _globals['_GENERATERESPONSE']._serialized_end=1503
+  _globals['_STARTED']._serialized_start=1505
+  _globals['_STARTED']._serialized_end=1585
+  _globals['_DELTA']._serialized_start=1587
+  _globals['_DELTA']._serialized_end=1710
+  _globals['_FINISHED']._serialized_start=1713
+  _globals['_FINISHED']._serialized_end=1920
+  _globals['_LISTLANESREQUEST']._serialized_start=1922
+  _globals['_LISTLANESREQUEST']._serialized_end=1940
+  _globals['_LANEINFO']._serialized_start=1943
+  _globals['_LANEINFO']._serialized_end=2094
+  _globals['_LISTLANESREPLY']._serialized_start=2096
+  _globals['_LISTLANESREPLY']._serialized_end=2168
+  _globals['_GETMODELREQUEST']._serialized_start=2170
+  _globals['_GETMODELREQUEST']._serialized_end=2187
+  _globals['_GETMODELREPLY']._serialized_start=2189
+  _globals['_GETMODELREPLY']._serialized_end=2250
+  _globals['_EXPRESSWAY']._serialized_start=2325
+  _globals['_EXPRESSWAY']._serialized_end=2567
 # @@protoc_insertion_point(module_scope)

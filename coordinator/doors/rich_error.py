@@ -1,0 +1,75 @@
+"""An error as gRPC's rich error model has it: a google.rpc.Status in the trailing metadata, for any client's library.
+
+    ErrorInfo    reason: the stable code; domain: "expressway"
+    BadRequest   the field that is to blame, where one is
+    RetryInfo    when to come again, where that may help
+
+Beside it stand the plain `expressway-error-code` and `retry-after`, for clients without such a library.
+
+Not here: which errors there are (errors). Invariant: every error that the doors abort a call with goes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from coordinator import limits
+from coordinator.errors import CoordinatorError
+from coordinator.fleet.lane_client import ERROR_CODE_KEY
+
+DETAILS_KEY = "grpc-status-details-bin"
+RETRY_AFTER_KEY = "retry-after"
+DOMAIN = "expressway"
+
+Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
+
+
+def rich_status(error: CoordinatorError) -> status_pb2.Status:
+    """The error with its details."""
+    code: int = grpc.StatusCode[error.grpc].value[0]
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN)]
+    if error.param:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.param, description=error.message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.retryable:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(_wait_s(error) * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status_pb2.Status(code=code, message=_words(error), details=_packed(details))
+
+
+def trailing(error: CoordinatorError) -> Metadata:
+    """What ends the call beside its status."""
+    found: list[tuple[str, str | bytes]] = [(ERROR_CODE_KEY, error.code)]
+    if error.retryable:
+        found.append((RETRY_AFTER_KEY, f"{_wait_s(error):g}"))
+    found.append((DETAILS_KEY, rich_status(error).SerializeToString()))
+    return tuple(found)
+
+
+async def abort(context: grpc.aio.ServicerContext, error: CoordinatorError) -> NoReturn:
+    """Ends the call with the error."""
+    await context.abort(grpc.StatusCode[error.grpc], _words(error), trailing_metadata=trailing(error))
+    raise AssertionError("abort always raises")
+
+
+def _words(error: CoordinatorError) -> str:
+    return f"{error.message} (field {error.param})" if error.param else error.message
+
+
+def _wait_s(error: CoordinatorError) -> float:
+    return error.retry_after_s or limits.RETRY_AFTER_S
+
+
+def _packed(details: Sequence[Message]) -> list[any_pb2.Any]:
+    packed = [any_pb2.Any() for _ in details]
+    for place, detail in zip(packed, details, strict=True):
+        place.Pack(detail)
+    return packed
