@@ -84,6 +84,15 @@ class Counters:
             if f.name not in _LEVELS:
                 setattr(self, f.name, 0)
 
+    def plus(self, more: Counters) -> Counters:
+        """Both together; sizes of the cache and of state are this one's."""
+        return Counters(
+            **{
+                f.name: getattr(self, f.name) + (0 if f.name in _LEVELS else getattr(more, f.name))
+                for f in fields(self)
+            }
+        )
+
     def since(self, before: Counters) -> Counters:
         """What was counted after `before`; sizes of the cache and of state stay as they are now."""
         return Counters(

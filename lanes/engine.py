@@ -1,60 +1,41 @@
-"""The engine: one thread, one active generation. Admit, prefill chunk or decode window, draw, emit.
+"""The engine: one thread, one active generation, and at most one that visits it while its prompt is read.
 
-Not here: text, users, queues, wire. It knows tokens and one `Runner`.
-Between any two windows is a safe point: experts change residency there, counters are published there. A cancel is
-seen there too, and inside a window between two layers.
+    submit ──▶ active ───step──▶ step──▶ …                ──▶ step ──▶ End
+                  visitor: submit ──▶ step ──▶ … ──▶ End        (turns says whose step is next)
 
-Invariants: every submitted generation gets exactly one `End`, and the engine is free before that `End` is handed over;
+Not here: text, users, queues, wire, what a step is (steps). Between any two steps is a safe point: experts change
+residency there, counters are published there, generations take turns there. A cancel is seen there too, and inside a
+window between two layers; a generation that is put aside ends at the other one's next safe point.
+
+Invariants: every submitted generation gets exactly one `End`, and its place is free before that `End` is handed over;
 after a fatal error nothing runs on this engine again.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import structlog
 
 from lanes import limits
-from lanes.answer import Answer
 from lanes.counters import Counters
-from lanes.drafts.drafter import Drafter, Drafting
+from lanes.drafts.drafter import Drafter
 from lanes.drafts.policy import Mean
-from lanes.errors import BadGrammar, Busy, Draining, EngineFailed, LaneError, NonFiniteLogits, SlowReader
-from lanes.grammar import Grammar, Grammars
+from lanes.errors import Busy, Draining, EngineFailed, LaneError
+from lanes.generation import Generation
+from lanes.grammar import Grammars
 from lanes.outbox import End, Outbox
 from lanes.request import Request
-from lanes.runner import Logits, Runner
-from lanes.state.conversations import Begun
-from lanes.state.reuse import marks, parts
+from lanes.runner import Runner
+from lanes.steps import Outcome, Running, Steps
+from lanes.turns import Turns
 from lanes.watchdog import Step, StepTimes, StepWatch
-from lanes.window import Window
 
 _log = structlog.get_logger(__name__)
-
-_NOWHERE = Begun(-1)
-
-
-@dataclass(slots=True, eq=False)
-class Generation:
-    """One running request; `cancel` may be called from any thread."""
-
-    request: Request
-    outbox: Outbox
-    begun: Begun = _NOWHERE  # where in the prompt it began
-    _cancelled: threading.Event = field(default_factory=threading.Event)
-
-    def cancel(self) -> None:
-        """Asks for its end at the next safe point."""
-        self._cancelled.set()
-
-    def cancelled(self) -> bool:
-        """Whether its end was asked for."""
-        return self._cancelled.is_set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +43,19 @@ class Status:
     """What a lane is doing, as of the last safe point; `step` as of now. States: ready, busy, draining."""
 
     state: str
-    active_request_id: str
+    request_ids: tuple[str, ...]  # of what was accepted and has not ended: the active one, then its visitor
     counters: Counters
     step: Step | None = None
     step_times: tuple[StepTimes, ...] = ()
     windows_ns: tuple[Mean, ...] = ()  # of decode windows, by rows - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """What a window's rows gave: why the answer ended ("" while it goes on), drafts that were right, and compared."""
+@dataclass(slots=True)
+class _Visit:
+    """The generations that run now, the active one first."""
 
-    reason: str
-    right: int = 0
-    checked: int = 0
-    error: LaneError | None = None
+    running: dict[Generation, Running] = field(default_factory=dict)
+    turns: Turns = field(default_factory=lambda: Turns(0))
 
 
 class Engine:
@@ -88,25 +67,30 @@ class Engine:
         counters: Counters,
         *,
         prefill_chunk_rows: int,
+        visitor_tokens: int = 0,
         drafter: Drafter | None = None,
         grammars: Grammars | None = None,
         on_start: Callable[[], None] = lambda: None,
         on_change: Callable[[], None] = lambda: None,
         on_fatal: Callable[[], None] = lambda: None,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._runner = runner
         self._counters = counters
         self._watch = StepWatch()
         self._published = counters.snapshot()
-        self._chunk = prefill_chunk_rows
         self._drafter = drafter or Drafter(0)
-        self._grammars = grammars
+        self._steps = Steps(
+            runner, counters, self._watch, prefill_chunk_rows=prefill_chunk_rows, drafter=self._drafter,
+            grammars=grammars, publish=self._publish,
+        )  # fmt: skip
+        self._visitor_tokens = visitor_tokens
+        self._clock = clock
         self._on_start = on_start
         self.on_change = on_change
         self.on_fatal = on_fatal
         self._changed = threading.Condition()
-        self._active: Generation | None = None  # from submit to just before its End
-        self._waiting = False  # submitted, not yet taken by the thread
+        self._accepted: list[Generation] = []  # from submit to just before its End: the active one, and its visitor
         self._draining = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine")
@@ -120,26 +104,33 @@ class Engine:
         with self._changed:
             if self._draining or self._stopping:
                 raise Draining("the lane takes no new generation")
-            if self._active is not None:
+            if self._accepted and not self._may_visit(request):
                 raise Busy("a generation is running")
-            generation = self._active = Generation(request, outbox)
-            self._waiting = True
+            generation = Generation(request, outbox)
+            self._accepted.append(generation)
             self._changed.notify_all()
         self.on_change()
         return generation
 
-    def cancel(self, request_id: str) -> bool:
-        """Stops the running generation of that id within a step; False when there is none."""
-        generation = self._active
-        if generation is None or generation.request.request_id != request_id:
-            return False
-        generation.cancel()
-        return True
+    def _may_visit(self, request: Request) -> bool:
+        active = self._accepted[0]
+        return (
+            len(self._accepted) == 1
+            and active.request.request_id == request.interrupts
+            and active.reading
+            and len(request.prompt_ids) + request.new_tokens <= self._visitor_tokens
+        )
 
-    def cancel_active(self) -> None:
+    def cancel(self, request_id: str) -> bool:
+        """Stops the generation of that id within a step; False when there is none."""
+        found = [one for one in tuple(self._accepted) if one.request.request_id == request_id]
+        for generation in found:
+            generation.cancel()
+        return bool(found)
+
+    def cancel_all(self) -> None:
         """Stops whatever runs within a step."""
-        generation = self._active
-        if generation is not None:
+        for generation in tuple(self._accepted):
             generation.cancel()
 
     def drain(self) -> None:
@@ -152,8 +143,7 @@ class Engine:
         """Cancels what runs and joins the thread."""
         with self._changed:
             self._stopping = True
-            if self._active is not None:
-                self._active.cancel()
+            self.cancel_all()
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
@@ -161,207 +151,106 @@ class Engine:
     def status(self) -> Status:
         """A consistent picture, cheap enough for every reader."""
         with self._changed:
-            active = self._active
-            state = "draining" if self._draining or self._stopping else "ready" if active is None else "busy"
-            request_id = active.request.request_id if active else ""
+            request_ids = tuple(one.request.request_id for one in self._accepted)
+            state = "draining" if self._draining or self._stopping else "busy" if request_ids else "ready"
             windows_ns = self._drafter.beliefs.windows_ns
-            return Status(state, request_id, self._published, self._watch.step, self._watch.times, windows_ns)
+            return Status(state, request_ids, self._published, self._watch.step, self._watch.times, windows_ns)
 
     def _run(self) -> None:
         self._on_start()
-        while (generation := self._next_or_fail()) is not None:
-            before = self._counters.snapshot()
-            fatal = False
+        visit = _Visit()
+        while True:
             try:
-                reason, sent, error = self._generate(generation)
-            except Exception as raised:
-                fatal = True
-                reason, sent = "error", self._counters.generated_tokens - before.generated_tokens
-                error = _failure(raised)
-            self._end(generation, reason, sent, error, before, fatal)
-            if fatal:
-                self.on_fatal()
+                if not self._wait():
+                    return
+                self._admit(visit)
+                self._step(visit)
+            except Exception as raised:  # also in what is done while nothing runs
+                self._fail(_failure(raised), visit)
                 return
 
-    def _next_or_fail(self) -> Generation | None:
-        try:
-            return self._next()
-        except Exception as raised:  # in what is done while nothing runs
-            error = _failure(raised)
-            with self._changed:
-                self._stopping = True
-                generation = self._active
-            if generation is not None:  # submitted meanwhile
-                self._end(generation, "error", 0, error, self._counters.snapshot(), True)
-            self.on_fatal()
-            return None
-
-    def _next(self) -> Generation | None:
+    def _wait(self) -> bool:
+        """Until there is a generation; False when the engine stops without one."""
         with self._changed:
-            while not (self._waiting or self._stopping):
+            while not (self._accepted or self._stopping):
                 self._changed.release()
                 try:
                     more = self._runner.idle()
                     self._publish()
                 finally:
                     self._changed.acquire()
-                if not more and not (self._waiting or self._stopping):
+                if not more and not (self._accepted or self._stopping):
                     self._changed.wait(limits.IDLE_S)
-            if not self._waiting:
-                return None
-            self._waiting = False
-            return self._active
+            return bool(self._accepted)
 
-    def _generate(self, generation: Generation) -> tuple[str, int, LaneError | None]:
-        """Returns (reason, tokens sent, error); raises what ends the process."""
-        self._watch.between()
-        self._counters.requests += 1
-        request = generation.request
+    def _admit(self, visit: _Visit) -> None:
+        """What was accepted since the last step runs from now on."""
+        with self._changed:
+            accepted = tuple(self._accepted)
+        for generation in accepted:
+            if generation not in visit.running:
+                generation.before = self._counters.snapshot()
+                visit.running[generation] = self._steps.of(generation)
+                visit.turns = Turns(generation.request.alone_ms * 1_000_000)
+
+    def _step(self, visit: _Visit) -> None:
+        """One step of whose turn it is; ends what has ended."""
+        visitor = len(visit.running) > 1 and visit.turns.visitors()
+        generation = tuple(visit.running)[visitor]
+        others = [other for other in visit.running if other is not generation]
+        before = self._counters.snapshot() if others else self._published
+        began_ns = self._clock()
         try:
-            grammar = self._grammar(request)
-        except BadGrammar as error:
-            return "error", 0, error
-        # The last token of an answer is never read back.
-        tokens = len(request.prompt_ids) + request.new_tokens - 1
-        generation.begun = self._runner.resume(request.prompt_ids, tokens, request.tenant_salt)
-        slot = generation.begun.slot
-        try:
-            logits = self._prefill(generation, slot)
-            if logits is None:
-                return "cancelled", 0, None
-            return self._decode(generation, slot, logits, grammar)
-        finally:
-            self._runner.end(slot)
+            next(visit.running[generation])
+        except StopIteration as over:
+            del visit.running[generation]
+            self._end(generation, over.value)
+        else:
+            visit.turns.took(self._clock() - began_ns, visitor=visitor)
+        with self._changed:
+            waiting = [one for one in self._accepted if one is not generation and one.begun.slot < 0]
+        for one in waiting:
+            one.waited_windows += 1
+        for other in others:
+            other.before = other.before.plus(self._counters.since(before))
+            if other.cancelled():
+                before = self._counters.snapshot()
+                visit.running.pop(other).close()
+                self._end(other, Outcome("cancelled"))
+                generation.before = generation.before.plus(self._counters.since(before))
 
-    def _prefill(self, generation: Generation, slot: int) -> Logits | None:
-        """The logits after the prompt, or None when cancelled."""
-        request, ids = generation.request, generation.request.prompt_ids
-        logits = None
-        kept = marks(
-            len(ids), request.checkpoint_positions, limits.CHECKPOINT_EVERY_TOKENS, limits.CHECKPOINT_GAP_TOKENS
-        )
-        todo = parts(generation.begun.cached_tokens, len(ids), self._chunk, kept)
-        self._runner.hint(ids, todo[0].start, todo[0].end)
-        for part, following in itertools.zip_longest(todo, todo[1:]):
-            start, end = part.start, part.end
-            if generation.cancelled():
-                return None
-            if following is not None:  # what the next chunk needs from disk arrives while this one computes
-                self._runner.hint(ids, following.start, following.end)
-            window = Window.of_sequence(list(ids[start:end]), start, slot, logits="last" if end == len(ids) else "none")
-            began_ns = time.monotonic_ns()
-            logits = self._step("prefill", window, generation)
-            if logits is None:
-                return None
-            self._counters.prefill_ns += time.monotonic_ns() - began_ns
-            self._counters.prompt_tokens += end - start
-            if part.mark:
-                self._runner.checkpoint(slot)
-            self._publish()
-        return logits
+    def _fail(self, error: LaneError, visit: _Visit) -> None:
+        """Nothing runs here again: whatever was accepted ends with the error."""
+        with self._changed:
+            self._stopping = True
+            accepted = tuple(self._accepted)
+        for generation in accepted:
+            if (steps := visit.running.pop(generation, None)) is None:
+                generation.before = self._counters.snapshot()
+            else:
+                with contextlib.suppress(Exception):  # the first failure is the one that is told
+                    steps.close()
+            self._end(generation, Outcome("error", error))
+        self.on_fatal()
 
-    def _grammar(self, request: Request) -> Grammar | None:
-        if not request.grammar:
-            return None
-        if self._grammars is None:
-            raise BadGrammar("this lane has no grammars")
-        return self._grammars.begin(request.grammar, request.replayed_ids, sorted(request.stop_ids))
-
-    def _decode(
-        self, generation: Generation, slot: int, logits: Logits, grammar: Grammar | None
-    ) -> tuple[str, int, LaneError | None]:
-        answer = Answer(generation.request, logits.shape[1], grammar)
-        drafting = self._drafter.begin(generation.request)
-        emitted = self._emit(generation, answer, drafting, logits, ())
-        while not emitted.reason:
-            emitted = self._round(generation, slot, answer, drafting)
-        return emitted.reason, answer.sent, emitted.error
-
-    def _round(self, generation: Generation, slot: int, answer: Answer, drafting: Drafting) -> Emitted:
-        """One decode window: the last token and drafts go in, the state moves by the rows that were right."""
-        clock = self._drafter.clock  # what drafts cost and bring is told by one clock
-        began_ns = clock()
-        place = answer.position - 1  # of the last token, which is not in the state yet
-        proposal = drafting.propose(slot, answer.last, place, answer.left - 1)  # at least one token is no draft
-        rows, trial = [answer.last, *proposal.ids], bool(proposal.ids)
-        asked_ns = clock()
-        logits = self._step("decode", Window.of_sequence(rows, place, slot, logits="all", trial=trial), generation)
-        if logits is None:
-            return Emitted("cancelled")
-        window_ns = clock() - asked_ns
-        emitted = self._emit(generation, answer, drafting, logits, proposal.ids)  # may wait for the reader
-        if trial:
-            settling_ns = clock()
-            self._runner.commit(slot, 1 + emitted.right)
-            self._runner.end_window()
-            window_ns += clock() - settling_ns
-        drafting.learn(proposal, emitted.right, emitted.checked, window_ns)
-        self._counters.drafts(len(proposal.ids), emitted.right)
-        self._counters.decode_ns += asked_ns - began_ns + window_ns
-        return emitted
-
-    def _emit(
-        self, generation: Generation, answer: Answer, drafting: Drafting, logits: Logits, drafts: Sequence[int]
-    ) -> Emitted:
-        """Draws and sends a token from each row, for as long as the row after it was computed for that token."""
-        for right, (row, draft) in enumerate(zip(logits, (*drafts, None), strict=True)):
-            if generation.cancelled():
-                return Emitted("cancelled", right, right)
-            try:
-                token = answer.draw(row)
-            except BadGrammar as error:
-                return Emitted("error", right, right, error)
-            if not generation.outbox.put(token, generation.cancelled, limits.SLOW_READER_S):
-                return Emitted("error", right, right, SlowReader("the client stopped reading"))
-            answer.sent += 1
-            drafting.add(token.id)
-            self._counters.generated_tokens += 1
-            self._publish()
-            if reason := answer.end():
-                return Emitted(reason, right, right)
-            if token.id != draft:
-                return Emitted("", right, right + (draft is not None))
-        raise AssertionError("the last row has no draft")
-
-    def _step(self, kind: str, window: Window, generation: Generation) -> Logits | None:
-        """One window and, but for a trial, the safe point after it; None when a cancel left it half way."""
-
-        def stopped() -> bool:  # asked before every layer
-            self._watch.progress()
-            return generation.cancelled()
-
-        self._watch.begin(kind)
-        logits = self._runner.forward(window, stopped)
-        if logits is None or not window.trial:
-            self._runner.end_window()
-        if logits is None:
-            return None
-        self._watch.done()
-        self._counters.windows += 1
-        if not np.isfinite(logits).all():
-            raise NonFiniteLogits("the model's logits are not finite")
-        return logits
-
-    def _end(
-        self, generation: Generation, reason: str, sent: int, error: LaneError | None, before: Counters, fatal: bool
-    ) -> None:
-        request = generation.request
+    def _end(self, generation: Generation, outcome: Outcome) -> None:
+        request, error = generation.request, outcome.error
         prompt_tokens = len(request.prompt_ids) - request.replayed_tokens
-        self._counters.cancelled += reason == "cancelled"
-        self._counters.failed += reason == "error"
-        self._watch.idle()
+        self._counters.cancelled += outcome.reason == "cancelled"
+        self._counters.failed += outcome.reason == "error"
         with self._changed:
             self._published = self._counters.snapshot()
-            self._active = None
-            self._stopping |= fatal
+            self._accepted.remove(generation)
+            (self._watch.between if self._accepted else self._watch.idle)()
         generation.outbox.finish(
             End(
-                reason=reason,
+                reason=outcome.reason,
                 prompt_tokens=prompt_tokens,
-                completion_tokens=request.replayed_tokens + sent,
+                completion_tokens=request.replayed_tokens + generation.sent,
                 cached_tokens=min(generation.begun.cached_tokens, prompt_tokens),
                 restored_tokens=min(generation.begun.restored_tokens, prompt_tokens),
-                counters=self._published.since(before),
+                waited_windows=generation.waited_windows,
+                counters=self._published.since(generation.before),
                 error_code=error.code if error else "",
                 error_message=str(error) if error else "",
             )

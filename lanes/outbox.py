@@ -40,6 +40,7 @@ class End:
     error_message: str = ""
     cached_tokens: int = 0  # of the prompt, not read again
     restored_tokens: int = 0  # of these, from the park pool
+    waited_windows: int = 0  # of another generation, after it was accepted and before its own first
 
 
 class Outbox:

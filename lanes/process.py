@@ -84,7 +84,7 @@ async def _serve(lane: Lane, config: LaneConfig) -> int:
         if server.fatal.is_set():
             await _first(server.idle(), asyncio.sleep(limits.FLUSH_S))
         else:
-            lane.engine.cancel_active()
+            lane.engine.cancel_all()
             await _first(server.idle(), server.fatal.wait(), asyncio.sleep(limits.FLUSH_S))
         await server.stop(limits.STOP_GRACE_S)
     code = EXIT_ENGINE if server.fatal.is_set() else 0

@@ -62,6 +62,8 @@ class Request:
     checkpoint_positions: tuple[int, ...] = ()  # numbers of prompt tokens, ascending
     tenant_salt: bytes = b""
     grammar: str = ""  # what the output may be; empty: anything
+    interrupts: str = ""  # id of a generation between whose prompt chunks this one may run
+    alone_ms: int = 0  # that it has the lane to itself then, before both run by turns
 
     @property
     def replayed_ids(self) -> tuple[int, ...]:
@@ -77,8 +79,10 @@ class Request:
 def parse(message: pb.GenerateRequest, bounds: Bounds) -> Request:
     """The checked request of a message; raises a RequestError."""
     request_id = message.request_id
-    if not 1 <= len(request_id) <= limits.MAX_REQUEST_ID_CHARACTERS or not _is_plain(request_id):
+    if not request_id or not _is_id(request_id):
         raise RequestError(f"request_id: 1 to {limits.MAX_REQUEST_ID_CHARACTERS} printable ASCII characters")
+    if not _is_id(message.interrupts):
+        raise RequestError(f"interrupts: at most {limits.MAX_REQUEST_ID_CHARACTERS} printable ASCII characters")
     prompt_ids = tuple(message.prompt_ids)
     if not prompt_ids:
         raise EmptyPrompt("prompt_ids: at least one token")
@@ -113,6 +117,8 @@ def parse(message: pb.GenerateRequest, bounds: Bounds) -> Request:
         checkpoint_positions=tuple(message.checkpoint_positions),
         tenant_salt=message.tenant_salt,
         grammar=message.grammar,
+        interrupts=message.interrupts,
+        alone_ms=message.alone_ms,
     )
 
 
@@ -180,5 +186,5 @@ def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
         raise TokenOutOfRange(f"{name}: {highest} is not below the vocabulary size of {vocab_size}")
 
 
-def _is_plain(text: str) -> bool:
-    return text.isascii() and text.isprintable()
+def _is_id(text: str) -> bool:
+    return len(text) <= limits.MAX_REQUEST_ID_CHARACTERS and text.isascii() and text.isprintable()

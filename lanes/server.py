@@ -92,7 +92,7 @@ class LaneServer(rpc.LaneServicer):
         """Returns when no generation runs and every stream has ended."""
         while True:
             changed = self._changed
-            if not self._engine.status().active_request_id and not self._streams:
+            if not self._engine.status().request_ids and not self._streams:
                 return
             await changed.wait()
 

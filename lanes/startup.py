@@ -120,6 +120,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
             slots=limits.MAX_RESIDENTS,
             device=config.device,
         )
+        visitor_tokens = min(context_tokens, model.state_shape.tokens_in(config.state_budget_bytes))
         park = None
         if config.park is not None:
             origin = SnapshotIdentity.of(manifest.fingerprint, model.state_shape)
@@ -163,6 +164,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
             runner,
             counters,
             prefill_chunk_rows=config.prefill_chunk_rows,
+            visitor_tokens=visitor_tokens,
             drafter=Drafter(drafts, runner.guess if draft_layer else None, vocabulary),
             grammars=Grammars(config.pack / "tokenizer.json", spec.vocab, spec.eos_ids),
             on_start=lambda: settle_thread(config),
@@ -180,6 +182,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
             eos_ids=spec.eos_ids,
             expert_format=info.format,
             region_bytes=region.header.total_bytes,
+            visitor_tokens=visitor_tokens,
         )
         return Lane(engine, identity, conversations.log, region, stack.pop_all())
 

@@ -46,6 +46,7 @@ class Identity:
     eos_ids: tuple[int, ...]
     expert_format: str
     region_bytes: int
+    visitor_tokens: int = 0
 
 
 def hello_reply(identity: Identity, status: pb.LaneStatus, protocol_version: int) -> pb.HelloReply:
@@ -66,6 +67,7 @@ def hello_reply(identity: Identity, status: pb.LaneStatus, protocol_version: int
             expert_format=identity.expert_format,
             region_bytes=identity.region_bytes,
             max_output_tokens=identity.context_tokens - 1,
+            visitor_tokens=identity.visitor_tokens,
         ),
         status=status,
     )
@@ -87,7 +89,8 @@ def lane_status(status: Status, stamp_ns: int, prefixes: PrefixLog) -> pb.LaneSt
     return pb.LaneStatus(
         state=_STATES[status.state],
         counters=_counters(status.counters),
-        active_request_id=status.active_request_id,
+        active_request_id=status.request_ids[0] if status.request_ids else "",
+        request_ids=status.request_ids,
         stamp_ns=stamp_ns,
         resident_sequences=prefixes.residents,
         prefix_sequence=prefixes.sequence,
@@ -128,6 +131,7 @@ def finished(end: End) -> pb.GenerateEvent:
                 cached_tokens=end.cached_tokens,
                 completion_tokens=end.completion_tokens,
                 restored_tokens=end.restored_tokens,
+                waited_windows=end.waited_windows,
                 draft_tokens=end.counters.draft_tokens,
                 accepted_draft_tokens=end.counters.right_draft_tokens,
             ),

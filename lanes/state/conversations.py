@@ -1,6 +1,6 @@
 """The conversations that a lane remembers: which one a prompt goes on, what stays, what goes.
 
-    begin ──▶ rows ──▶ [checkpoint ──▶ rows …] ──▶ end          one at a time runs, any number wait
+    begin ──▶ rows ──▶ [checkpoint ──▶ rows …] ──▶ end          one or two run by turns, any number wait
       │ longest known prefix of the tenant:
       │   at a conversation's end: it goes on in place
       └── at a checkpoint: a copy goes on; the conversation itself when it loses little or there is no room
@@ -216,14 +216,14 @@ class Conversations:
         return needed_bytes <= self.pool.free_bytes and self.pool.free_slots > 0
 
     def _make_room(self, needed_bytes: int, *, keep: Resident | None = None, must: bool = True) -> bool:
-        """Drops conversations, least recently used first, then checkpoints of what must stay."""
+        """Drops conversations, least recently used first, then checkpoints of those that run."""
         open_one = keep is None or not must
         while needed_bytes > self.pool.free_bytes or (open_one and not self.pool.free_slots):
             waiting = self._waiting()
             if waiting:
                 self._drop(waiting[0])
-            elif must and keep is not None and keep.checkpoints:
-                self._release(keep, least_missed(sorted(keep.checkpoints)))
+            elif must and (running := [r for r in self._residents.values() if r.busy and r.checkpoints]):
+                self._release(running[-1], least_missed(sorted(running[-1].checkpoints)))
             else:
                 break
         return needed_bytes <= self.pool.free_bytes and (not open_one or self.pool.free_slots > 0)

@@ -8,6 +8,7 @@ Letters: KV key/value heads, D head size, J index head size, r tokens per index 
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 
 import torch
@@ -128,3 +129,7 @@ class StateShape:
     def bytes(self, tokens: int) -> int:
         """Bytes of a sequence with room for `tokens`."""
         return self.fixed_bytes() + self.growing_bytes(tokens)
+
+    def tokens_in(self, size_bytes: int) -> int:
+        """The most tokens, up to `max_tokens`, that a sequence of at most that many bytes has room for; 0: none."""
+        return bisect.bisect_right(range(1, self.max_tokens + 1), size_bytes, key=self.bytes)

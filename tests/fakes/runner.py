@@ -34,6 +34,9 @@ class FakeRunner:
         self.known = 0  # tokens of every prompt that need not be read
         self.marks: list[int] = []  # where checkpoints were made
         self.open: set[int] = set()
+        self.lengths: dict[int, int] = {}  # tokens in the state, by slot
+        self.rooms: dict[int, int] = {}  # by slot
+        self.owners: list[int] = []  # slot of each window
         self.opened = 0
         self.gate: threading.Event | None = None
         self.gate_from = 0  # first position that the gate holds
@@ -51,12 +54,13 @@ class FakeRunner:
         self.opened += 1
         self.open.add(slot)
         self.capacity = max_tokens
-        self.next = 0
+        self.lengths[slot] = self.next = 0
+        self.rooms[slot] = max_tokens
         return slot
 
     def resume(self, prompt_ids: Sequence[int], max_tokens: int, tenant: bytes) -> Begun:
         slot = self.begin(max_tokens)
-        self.next = min(self.known, len(prompt_ids) - 1)
+        self.lengths[slot] = self.next = min(self.known, len(prompt_ids) - 1)
         return Begun(slot, self.next, min(self.next, 1))
 
     def checkpoint(self, slot: int) -> None:
@@ -69,14 +73,17 @@ class FakeRunner:
         self.hinted_before.append(len(self.windows))
 
     def forward(self, window: Window, stopped: Callable[[], bool]) -> np.ndarray | None:
-        assert set(window.seq.tolist()) <= self.open
+        slot = int(window.seq[0])
+        assert set(window.seq.tolist()) == {slot}
+        assert slot in self.open
         first, rows = int(window.positions[0]), window.token_ids.shape[0]
-        assert first == self.next, "positions must continue the sequence"
-        assert first + rows <= self.capacity
+        assert first == self.lengths[slot], "positions must continue the sequence"
+        assert first + rows <= self.rooms[slot]
+        assert self.trial == 0, "another window before the commit"
         if window.trial:
             self.trial = rows
         else:
-            self.next, self.trial = first + rows, 0
+            self._move(slot, first + rows)
         self.entered.release()
         time.sleep(self.delay_s)
         if self.gate is not None and first >= self.gate_from:
@@ -84,6 +91,7 @@ class FakeRunner:
         if stopped():
             return None
         self.windows.append((first, rows))
+        self.owners.append(slot)
         logits = np.zeros((int(window.want_logits.sum()), VOCAB), np.float32)
         wanted = [r for r in range(rows) if window.want_logits[r]]
         for at, row in enumerate(wanted):
@@ -99,11 +107,15 @@ class FakeRunner:
         assert slot in self.open
         assert 1 <= rows <= self.trial
         self.kept.append((self.trial, rows))
-        self.next, self.trial = self.next + rows, 0
+        self._move(slot, self.lengths[slot] + rows)
+
+    def _move(self, slot: int, length: int) -> None:
+        self.lengths[slot] = self.next = length
+        self.trial = 0
 
     def guess(self, slot: int, token: int, number: int) -> np.ndarray | None:
         assert slot in self.open
-        position = self.next + number  # of `token`; the guess is for the place after it
+        position = self.lengths[slot] + number  # of `token`; the guess is for the place after it
         self.guessed.append(position + 1)
         row = np.zeros(VOCAB, np.float32)
         lie = self.lies(position + 1)
@@ -119,4 +131,5 @@ class FakeRunner:
         return False
 
     def end(self, slot: int) -> None:
+        self.trial = 0
         self.open.remove(slot)

@@ -204,3 +204,32 @@ def test_the_same_state_is_the_same_to_the_test():
     assert same(fresh([1, 2, 3]), fresh([1, 2, 3]))
     assert not same(fresh([1, 2, 3]), fresh([2, 1, 3]))
     assert torch.equal(fresh([1]).context_ids, torch.tensor([7, 1]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.booleans()), max_size=6),
+    st.lists(st.integers(1, CONTEXT - 1), max_size=12),
+    st.lists(st.integers(1, 20), min_size=1, max_size=3),
+)
+def test_one_that_visits_always_has_room_beside_one_of_full_length(earlier, marks, visitors):
+    """What waits goes, then checkpoints; the one whose prompt is being read goes on as if nothing had been."""
+    state_bytes = SHAPE.bytes(20)
+    held = Conversations(StatePool(SHAPE, SHAPE.bytes(CONTEXT) + state_bytes, slots=64), Counters())
+    most = SHAPE.tokens_in(state_bytes)
+    for tokens, shared in earlier:
+        turn(held, list(range(tokens)) if shared else [tokens] * tokens)
+    long = list(range(100, 100 + CONTEXT))
+    begun = held.begin(long, CONTEXT, b"")
+    cuts = sorted({*marks, CONTEXT})
+    for number, (start, end) in enumerate(zip([0, *cuts], cuts, strict=False)):
+        feed(held, begun.slot, long[start:end])
+        held.checkpoint(begun.slot)
+        if number < len(visitors):
+            prompt = long[: visitors[number]] if number % 2 else [number] * visitors[number]
+            visit = held.begin(prompt, most, b"")
+            assert same(held.pool[visit.slot], fresh(prompt[: visit.cached_tokens]))
+            feed(held, visit.slot, prompt[visit.cached_tokens :])
+            held.end(visit.slot)
+    assert same(held.pool[begun.slot], fresh(long))
+    held.end(begun.slot)

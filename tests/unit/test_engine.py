@@ -243,7 +243,7 @@ async def test_one_generation_at_a_time(case):
     with pytest.raises(Busy):
         case.submit(request())
     assert case.engine.status().state == "busy"
-    assert case.engine.status().active_request_id == "r1"
+    assert case.engine.status().request_ids == ("r1",)
     case.runner.gate.set()
     await collect(outbox)
     case.runner.gate = None
@@ -333,7 +333,7 @@ async def test_the_fake_model_is_in_range():
 
 
 async def test_a_grammar_binds_the_answer_and_a_bad_one_ends_only_its_request(case):
-    case.engine._grammars = Grammars(thinking_dir() / "tokenizer.json", VOCAB, (2,))
+    case.engine._steps._grammars = Grammars(thinking_dir() / "tokenizer.json", VOCAB, (2,))
     bound = request(max_tokens=60, grammar='start: "AB" | "BA"', stop_ids=frozenset({2}))
     tokens, end = await case.run(bound)
     assert end.reason == "stop"

@@ -174,3 +174,12 @@ def test_messages_name_no_token_of_the_prompt():
     with pytest.raises(ContextExceeded) as error:
         parse(message(prompt_ids=[77] * 40), BOUNDS)
     assert "77" not in str(error.value)
+
+
+def test_whom_it_interrupts_at_the_limit_and_past_it():
+    request = parse(message(interrupts="x" * 64, alone_ms=2**32 - 1), BOUNDS)
+    assert (request.interrupts, request.alone_ms) == ("x" * 64, 2**32 - 1)
+    assert parse(message(), BOUNDS).interrupts == ""
+    for wrong in ("x" * 65, "a\nb", "é"):
+        with pytest.raises(RequestError, match="interrupts: at most 64"):
+            parse(message(interrupts=wrong), BOUNDS)

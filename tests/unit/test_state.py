@@ -150,3 +150,10 @@ def test_reserved_bytes_never_pass_the_budget(steps):
             pass
         assert 0 <= pool.reserved_bytes <= pool.budget_bytes
         assert pool.reserved_bytes == sum(SHAPE.bytes(s.capacity_tokens) for s in pool.values())
+
+
+@given(st.integers(0, SHAPE.bytes(SHAPE.max_tokens) + 100))
+def test_the_most_tokens_that_fit(size_bytes):
+    tokens = SHAPE.tokens_in(size_bytes)
+    assert tokens == 0 or SHAPE.bytes(tokens) <= size_bytes
+    assert tokens == SHAPE.max_tokens or SHAPE.bytes(tokens + 1) > size_bytes

@@ -78,7 +78,7 @@ class HelloReply(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., lane: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., status: _Optional[_Union[LaneStatus, _Mapping]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "architecture", "fingerprint", "vocab_size", "context_tokens", "eos_ids", "expert_format", "region_bytes", "max_output_tokens")
+    __slots__ = ("name", "architecture", "fingerprint", "vocab_size", "context_tokens", "eos_ids", "expert_format", "region_bytes", "max_output_tokens", "visitor_tokens")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class ModelInfo(_message.Message):
     EXPERT_FORMAT_FIELD_NUMBER: _ClassVar[int]
     REGION_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VISITOR_TOKENS_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     fingerprint: bytes
@@ -97,10 +98,11 @@ class ModelInfo(_message.Message):
     expert_format: str
     region_bytes: int
     max_output_tokens: int
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., expert_format: _Optional[str] = ..., region_bytes: _Optional[int] = ..., max_output_tokens: _Optional[int] = ...) -> None: ...
+    visitor_tokens: int
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., expert_format: _Optional[str] = ..., region_bytes: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., visitor_tokens: _Optional[int] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
-    __slots__ = ("state", "counters", "active_request_id", "stamp_ns", "step", "step_times", "decode_times", "resident_sequences", "prefix_sequence")
+    __slots__ = ("state", "counters", "active_request_id", "stamp_ns", "step", "step_times", "decode_times", "resident_sequences", "prefix_sequence", "request_ids")
     STATE_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +112,7 @@ class LaneStatus(_message.Message):
     DECODE_TIMES_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     state: LaneState
     counters: Counters
     active_request_id: str
@@ -119,7 +122,8 @@ class LaneStatus(_message.Message):
     decode_times: _containers.RepeatedCompositeFieldContainer[DecodeTimes]
     resident_sequences: int
     prefix_sequence: int
-    def __init__(self, state: _Optional[_Union[LaneState, str]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., active_request_id: _Optional[str] = ..., stamp_ns: _Optional[int] = ..., step: _Optional[_Union[RunningStep, _Mapping]] = ..., step_times: _Optional[_Iterable[_Union[StepTimes, _Mapping]]] = ..., decode_times: _Optional[_Iterable[_Union[DecodeTimes, _Mapping]]] = ..., resident_sequences: _Optional[int] = ..., prefix_sequence: _Optional[int] = ...) -> None: ...
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, state: _Optional[_Union[LaneState, str]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., active_request_id: _Optional[str] = ..., stamp_ns: _Optional[int] = ..., step: _Optional[_Union[RunningStep, _Mapping]] = ..., step_times: _Optional[_Iterable[_Union[StepTimes, _Mapping]]] = ..., decode_times: _Optional[_Iterable[_Union[DecodeTimes, _Mapping]]] = ..., resident_sequences: _Optional[int] = ..., prefix_sequence: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RunningStep(_message.Message):
     __slots__ = ("kind", "started_ns", "progress_ns", "p99_ns")
@@ -267,7 +271,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_ids", "max_tokens", "sampling", "stop_ids", "logprobs", "top_logprobs", "replayed_tokens", "checkpoint_positions", "tenant_salt", "grammar")
+    __slots__ = ("request_id", "prompt_ids", "max_tokens", "sampling", "stop_ids", "logprobs", "top_logprobs", "replayed_tokens", "checkpoint_positions", "tenant_salt", "grammar", "interrupts", "alone_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +283,8 @@ class GenerateRequest(_message.Message):
     CHECKPOINT_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPTS_FIELD_NUMBER: _ClassVar[int]
+    ALONE_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     max_tokens: int
@@ -290,7 +296,9 @@ class GenerateRequest(_message.Message):
     checkpoint_positions: _containers.RepeatedScalarFieldContainer[int]
     tenant_salt: bytes
     grammar: str
-    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., replayed_tokens: _Optional[int] = ..., checkpoint_positions: _Optional[_Iterable[int]] = ..., tenant_salt: _Optional[bytes] = ..., grammar: _Optional[str] = ...) -> None: ...
+    interrupts: str
+    alone_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., replayed_tokens: _Optional[int] = ..., checkpoint_positions: _Optional[_Iterable[int]] = ..., tenant_salt: _Optional[bytes] = ..., grammar: _Optional[str] = ..., interrupts: _Optional[str] = ..., alone_ms: _Optional[int] = ...) -> None: ...
 
 class GenerateEvent(_message.Message):
     __slots__ = ("accepted", "tokens", "finished")
@@ -335,20 +343,22 @@ class TokenLogprob(_message.Message):
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "restored_tokens", "draft_tokens", "accepted_draft_tokens")
+    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "restored_tokens", "draft_tokens", "accepted_draft_tokens", "waited_windows")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     restored_tokens: int
     draft_tokens: int
     accepted_draft_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ...) -> None: ...
+    waited_windows: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., waited_windows: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "usage", "counters", "error_code", "error_message")

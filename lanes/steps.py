@@ -1,0 +1,204 @@
+"""The steps of one generation: prompt chunks, then decode windows with their drafts, each window one step.
+
+    resume ──▶ chunk ─yield─▶ chunk ─yield─▶ … ──▶ draw, send ──▶ window, draw, send ─yield─▶ … ──▶ end
+
+At every `yield` the lane is at a safe point: the generation's state is whole, and a window of another sequence may run.
+
+Not here: threads, whose step is next, how an end is told (engine). Invariant: whoever closes the steps at a
+`yield`, or takes them to their end, has left no state open.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lanes import limits
+from lanes.answer import Answer
+from lanes.counters import Counters
+from lanes.drafts.drafter import Drafter, Drafting
+from lanes.errors import BadGrammar, LaneError, NonFiniteLogits, SlowReader
+from lanes.generation import Generation
+from lanes.grammar import Grammar, Grammars
+from lanes.request import Request
+from lanes.runner import Logits, Runner
+from lanes.state.reuse import marks, parts
+from lanes.watchdog import StepWatch
+from lanes.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Why a generation ended: stop, length, cancelled, or error with what went wrong."""
+
+    reason: str
+    error: LaneError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What a window's rows gave: why the answer ended ("" while it goes on), drafts that were right, and compared."""
+
+    reason: str
+    right: int = 0
+    checked: int = 0
+    error: LaneError | None = None
+
+
+Running = Generator[None, None, Outcome]
+
+
+class Steps:
+    """Makes the steps of generations; one engine's thread uses it."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        counters: Counters,
+        watch: StepWatch,
+        *,
+        prefill_chunk_rows: int,
+        drafter: Drafter,
+        grammars: Grammars | None,
+        publish: Callable[[], None],
+    ) -> None:
+        self._runner, self._counters, self._watch = runner, counters, watch
+        self._chunk = prefill_chunk_rows
+        self._drafter, self._grammars = drafter, grammars
+        self._publish = publish
+
+    def of(self, generation: Generation) -> Running:
+        """To be run step by step to its end; raises what ends the process."""
+        self._watch.between()
+        self._counters.requests += 1
+        request = generation.request
+        try:
+            grammar = self._grammar(request)
+        except BadGrammar as error:
+            return Outcome("error", error)
+        # The last token of an answer is never read back.
+        tokens = len(request.prompt_ids) + request.new_tokens - 1
+        generation.begun = self._runner.resume(request.prompt_ids, tokens, request.tenant_salt)
+        slot = generation.begun.slot
+        try:
+            logits = yield from self._prefill(generation, slot)
+            if logits is None:
+                return Outcome("cancelled")
+            generation.reading = False
+            return (yield from self._decode(generation, slot, logits, grammar))
+        finally:
+            self._runner.end(slot)
+
+    def _prefill(self, generation: Generation, slot: int) -> Generator[None, None, Logits | None]:
+        """The logits after the prompt, or None when cancelled."""
+        request, ids = generation.request, generation.request.prompt_ids
+        logits = None
+        kept = marks(
+            len(ids), request.checkpoint_positions, limits.CHECKPOINT_EVERY_TOKENS, limits.CHECKPOINT_GAP_TOKENS
+        )
+        todo = parts(generation.begun.cached_tokens, len(ids), self._chunk, kept)
+        self._runner.hint(ids, todo[0].start, todo[0].end)
+        for part, following in itertools.zip_longest(todo, todo[1:]):
+            start, end = part.start, part.end
+            if generation.cancelled():
+                return None
+            if following is not None:  # what the next chunk needs from disk arrives while this one computes
+                self._runner.hint(ids, following.start, following.end)
+            window = Window.of_sequence(list(ids[start:end]), start, slot, logits="last" if end == len(ids) else "none")
+            began_ns = time.monotonic_ns()
+            logits = self._step("prefill", window, generation)
+            if logits is None:
+                return None
+            self._counters.prefill_ns += time.monotonic_ns() - began_ns
+            self._counters.prompt_tokens += end - start
+            if part.mark:
+                self._runner.checkpoint(slot)
+            self._publish()
+            yield
+        return logits
+
+    def _grammar(self, request: Request) -> Grammar | None:
+        if not request.grammar:
+            return None
+        if self._grammars is None:
+            raise BadGrammar("this lane has no grammars")
+        return self._grammars.begin(request.grammar, request.replayed_ids, sorted(request.stop_ids))
+
+    def _decode(self, generation: Generation, slot: int, logits: Logits, grammar: Grammar | None) -> Running:
+        answer = Answer(generation.request, logits.shape[1], grammar)
+        drafting = self._drafter.begin(generation.request)
+        emitted = self._emit(generation, answer, drafting, logits, ())
+        while not emitted.reason:
+            yield
+            emitted = self._round(generation, slot, answer, drafting)
+        return Outcome(emitted.reason, emitted.error)
+
+    def _round(self, generation: Generation, slot: int, answer: Answer, drafting: Drafting) -> Emitted:
+        """One decode window: the last token and drafts go in, the state moves by the rows that were right."""
+        clock = self._drafter.clock  # what drafts cost and bring is told by one clock
+        began_ns = clock()
+        place = answer.position - 1  # of the last token, which is not in the state yet
+        proposal = drafting.propose(slot, answer.last, place, answer.left - 1)  # at least one token is no draft
+        rows, trial = [answer.last, *proposal.ids], bool(proposal.ids)
+        asked_ns = clock()
+        logits = self._step("decode", Window.of_sequence(rows, place, slot, logits="all", trial=trial), generation)
+        if logits is None:
+            return Emitted("cancelled")
+        window_ns = clock() - asked_ns
+        emitted = self._emit(generation, answer, drafting, logits, proposal.ids)  # may wait for the reader
+        if trial:
+            settling_ns = clock()
+            self._runner.commit(slot, 1 + emitted.right)
+            self._runner.end_window()
+            window_ns += clock() - settling_ns
+        drafting.learn(proposal, emitted.right, emitted.checked, window_ns)
+        self._counters.drafts(len(proposal.ids), emitted.right)
+        self._counters.decode_ns += asked_ns - began_ns + window_ns
+        return emitted
+
+    def _emit(
+        self, generation: Generation, answer: Answer, drafting: Drafting, logits: Logits, drafts: Sequence[int]
+    ) -> Emitted:
+        """Draws and sends a token from each row, for as long as the row after it was computed for that token."""
+        for right, (row, draft) in enumerate(zip(logits, (*drafts, None), strict=True)):
+            if generation.cancelled():
+                return Emitted("cancelled", right, right)
+            try:
+                token = answer.draw(row)
+            except BadGrammar as error:
+                return Emitted("error", right, right, error)
+            if not generation.outbox.put(token, generation.cancelled, limits.SLOW_READER_S):
+                return Emitted("error", right, right, SlowReader("the client stopped reading"))
+            answer.sent += 1
+            generation.sent += 1
+            drafting.add(token.id)
+            self._counters.generated_tokens += 1
+            self._publish()
+            if reason := answer.end():
+                return Emitted(reason, right, right)
+            if token.id != draft:
+                return Emitted("", right, right + (draft is not None))
+        raise AssertionError("the last row has no draft")
+
+    def _step(self, kind: str, window: Window, generation: Generation) -> Logits | None:
+        """One window and, but for a trial, the safe point after it; None when a cancel left it half way."""
+
+        def stopped() -> bool:  # asked before every layer
+            self._watch.progress()
+            return generation.cancelled()
+
+        self._watch.begin(kind)
+        logits = self._runner.forward(window, stopped)
+        if logits is None or not window.trial:
+            self._runner.end_window()
+        if logits is None:
+            return None
+        self._watch.done()
+        self._counters.windows += 1
+        if not np.isfinite(logits).all():
+            raise NonFiniteLogits("the model's logits are not finite")
+        return logits
