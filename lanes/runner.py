@@ -15,7 +15,8 @@ import torch
 
 from lanes import limits
 from lanes.counters import Counters
-from lanes.experts.store import ExpertStore, Interrupted
+from lanes.experts.policy import Touched
+from lanes.experts.store import Interrupted
 from lanes.state.conversations import Begun, Conversations
 from lanes.state.pool import StatePool
 from lanes.state.sequence import SequenceState
@@ -81,11 +82,24 @@ class Model(Protocol):
         """The draft layer's logits fp32 [V]."""
 
 
+class Experts(Protocol):
+    """What the runner needs of the routed experts: `lanes.experts.store`, or their like on a GPU."""
+
+    stopped: Callable[[], bool]
+    recorder: Callable[[Touched], None] | None
+
+    def keep(self, rows: int) -> None:
+        """Only the first rows of the trial window were right."""
+
+    def end_window(self) -> None:
+        """The safe point after a window."""
+
+
 class ModelRunner:
     """The real one."""
 
     def __init__(
-        self, model: Model, states: StatePool, experts: ExpertStore, conversations: Conversations | None = None
+        self, model: Model, states: StatePool, experts: Experts, conversations: Conversations | None = None
     ) -> None:
         self._model = model
         self._states = states
@@ -112,7 +126,7 @@ class ModelRunner:
         """Runs the model."""
         self._experts.stopped = stopped
         try:
-            logits = self._model.forward(window, self._states).numpy()
+            logits = self._model.forward(window, self._states).cpu().numpy()
         except Interrupted:
             return None
         if not window.trial:
@@ -131,7 +145,7 @@ class ModelRunner:
     def guess(self, slot: int, token: int, number: int) -> Row | None:
         """Asks the draft layer."""
         try:
-            return self._model.guess(self._states[slot], token, number).numpy()
+            return self._model.guess(self._states[slot], token, number).cpu().numpy()
         except Interrupted:
             return None
 

@@ -1,6 +1,7 @@
 """Puts a lane together: pack, region, expert cache, model, states, engine, and a self-test before anything listens.
 
-Not here: the door (server) and the process's life (process).
+What computes differs between devices: `cpu_parts` is here, that of a GPU in `lanes.startup_cuda`. Not here: the door
+(server) and the process's life (process).
 Invariant: a `Lane` that exists has passed its self-test (`selftest`); whatever was opened on the way to a failure
 is closed again.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -29,8 +31,9 @@ from lanes.experts.policy import Policy
 from lanes.experts.store import ExpertStore
 from lanes.experts.trace import TraceHeader, TraceWriter, trace_path
 from lanes.grammar import Grammars
-from lanes.models import load_model
-from lanes.runner import ModelRunner
+from lanes.models import Model, load_model
+from lanes.models.qwen4_exp.spec import Spec
+from lanes.runner import Experts, ModelRunner
 from lanes.state.conversations import Conversations
 from lanes.state.parking import Parking
 from lanes.state.pool import StatePool
@@ -69,7 +72,77 @@ class _WaitLog:
             _log.info("region_wait", reason=reason)
 
 
-def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What computes, on whichever device."""
+
+    kernel: ExpertKernel
+    experts: Experts
+    model: Model
+    states: StatePool
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What parts are made of; whatever they open is closed by `stack`."""
+
+    config: LaneConfig
+    pack: Pack
+    region: AttachedRegion
+    policy: Policy
+    counters: Counters
+    stack: contextlib.ExitStack
+
+    @property
+    def draft_layer(self) -> bool:
+        """Whether the pack has a draft layer and may use it."""
+        return self.pack.manifest.experts.draft_layers > 0 and self.config.drafts != 0
+
+    def kernel(self) -> ExpertKernel:
+        """The native kernel on this lane's cores."""
+        cores = self.config.cores
+        kernel = ExpertKernel(
+            self.pack.manifest.experts.layout,
+            cores=cores if self.config.pinned else None,
+            threads=len(cores),
+            isa=self.config.expert_isa,
+        )
+        self.stack.callback(kernel.close)
+        return kernel
+
+    def context_tokens(self, spec: Spec) -> int:
+        """Of one sequence at most; StartError where more were asked for than the model has."""
+        asked = self.config.context_tokens
+        if asked is not None and asked > spec.max_tokens:
+            raise StartError(f"--context: {asked} tokens; the model holds at most {spec.max_tokens}")
+        return min(asked or limits.DEFAULT_CONTEXT_TOKENS, spec.max_tokens)
+
+
+def cpu_parts(opened: Opened) -> Parts:
+    """A lane whose every part computes in host memory; its cache is private memory."""
+    config, counters, info = opened.config, opened.counters, opened.pack.manifest.experts
+    kernel = opened.kernel()
+    store = ExpertStore(
+        kernel, ExpertCache(opened.region, info, config.vram_budget_bytes, opened.policy, counters), counters
+    )
+    model = load_model(
+        opened.pack,
+        store,
+        ngram_cache_bytes=config.ngram_cache_bytes,
+        counters=counters,
+        drafts=opened.draft_layer,
+    )
+    context_tokens = opened.context_tokens(model.spec)
+    states = StatePool(  # one active generation of full length, and those that wait
+        model.state_shape,
+        model.state_shape.bytes(context_tokens) + config.state_budget_bytes,
+        slots=limits.MAX_RESIDENTS,
+    )
+    return Parts(kernel, store, model, states, context_tokens)
+
+
+def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Opened], Parts] = cpu_parts) -> Lane:
     """A lane as configured, its expert cache after `policy`; raises StartError or the typed errors of the parts."""
     with contextlib.ExitStack() as stack:
         began_s = time.monotonic()
@@ -90,36 +163,12 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
         stack.enter_context(region.lend(config.region_socket))
 
         info = manifest.experts
-        kernel = ExpertKernel(
-            info.layout,
-            cores=config.cores if config.pinned else None,
-            threads=len(config.cores),
-            isa=config.expert_isa,
-        )
-        stack.callback(kernel.close)
         counters = Counters()
-        cache = ExpertCache(region, info, config.vram_budget_bytes, policy, counters)
-        store = ExpertStore(kernel, cache, counters)
         torch.set_num_threads(len(config.cores))
-        draft_layer = info.draft_layers > 0 and config.drafts != 0
-        model = load_model(
-            pack,
-            store,
-            device=config.device,
-            ngram_cache_bytes=config.ngram_cache_bytes,
-            counters=counters,
-            drafts=draft_layer,
-        )
-        spec = model.spec
-        context_tokens = min(config.context_tokens or limits.DEFAULT_CONTEXT_TOKENS, spec.max_tokens)
-        if config.context_tokens is not None and config.context_tokens > spec.max_tokens:
-            raise StartError(f"--context: {config.context_tokens} tokens; the model holds at most {spec.max_tokens}")
-        states = StatePool(  # one active generation of full length, and those that wait
-            model.state_shape,
-            model.state_shape.bytes(context_tokens) + config.state_budget_bytes,
-            slots=limits.MAX_RESIDENTS,
-            device=config.device,
-        )
+        opened = Opened(config, pack, region, policy, counters, stack)
+        parts = make(opened)
+        kernel, experts, model, states = parts.kernel, parts.experts, parts.model, parts.states
+        spec, context_tokens, draft_layer = model.spec, parts.context_tokens, opened.draft_layer
         visitor_tokens = min(context_tokens, model.state_shape.tokens_in(config.state_budget_bytes))
         park = None
         if config.park is not None:
@@ -127,7 +176,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
             park = Parking(config.park, origin, counters, clock=time.monotonic)
             stack.callback(park.close)
         conversations = Conversations(states, counters, park)
-        runner = ModelRunner(model, states, store, conversations)
+        runner = ModelRunner(model, states, experts, conversations)
         golden = read_golden(config.pack, manifest.fingerprint)
         tested = selftest.run(
             runner,
@@ -144,7 +193,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
                 TraceHeader(info.layers, info.experts, manifest.fingerprint),
             )
             stack.callback(trace.close)
-            store.recorder = trace.record
+            experts.recorder = trace.record
         _log.info(
             "lane_loaded",
             seconds=round(time.monotonic() - attached_s, 3),

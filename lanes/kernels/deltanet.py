@@ -59,7 +59,8 @@ def prepare(
     shift: torch.Tensor, tail: torch.Tensor, accepted: torch.Tensor, raw: torch.Tensor, pending: DeltaRows,
     replay: DeltaRows,
 ) -> None:  # fmt: skip
-    """The window's rows from qkv fp32 [R, C] and ba fp32 [R, 2N] (b then a) into `pending`; its rows go to `replay`.
+    """The window's rows from qkv fp32 [R, C] (rows at any stride) and ba fp32 [R, 2N] (b then a) into `pending`; its
+    rows go to `replay`.
 
     taps [T, C]; rate (-exp(A_log)) and shift [N]; tail [T - 1, C] moves past the `accepted` (int32 [1]) rows of the
     window before, whose inputs raw [4, C] holds until this window's replace them. `replay` is scratch that the layers
@@ -68,9 +69,9 @@ def prepare(
     heads = 2 * shape.key_heads + shape.value_heads
     assert shape.key_dim == shape.value_dim, "one program convolves one head of either kind"
     _prepare[(heads + 1,)](
-        qkv, ba, taps, rate, shift, tail, accepted, raw, pending.mixed, pending.decay, pending.beta, replay.mixed,
-        replay.decay, replay.beta, R=qkv.shape[0], BEFORE=raw.shape[0], TAPS=shape.taps, A=shape.key_heads,
-        N=shape.value_heads, NP=triton.next_power_of_2(shape.value_heads), D=shape.key_dim, C=shape.channels,
+        qkv, qkv.stride(0), ba, taps, rate, shift, tail, accepted, raw, pending.mixed, pending.decay, pending.beta,
+        replay.mixed, replay.decay, replay.beta, R=qkv.shape[0], BEFORE=raw.shape[0], TAPS=shape.taps,
+        A=shape.key_heads, N=shape.value_heads, NP=triton.next_power_of_2(shape.value_heads), D=shape.key_dim, C=shape.channels,
         EPS=L2_EPS, num_warps=1,
     )  # fmt: skip
 
@@ -99,10 +100,10 @@ def finish(
 
 
 @triton.jit
-def _column(i: tl.constexpr, at, qkv, tail, raw, count, TAPS: tl.constexpr, C: tl.constexpr):
+def _column(i: tl.constexpr, at, qkv, stride, tail, raw, count, TAPS: tl.constexpr, C: tl.constexpr):
     """Channel values of row i of the window; before it (i < 0) come the last one's accepted rows, then the tail."""
     if i >= 0:
-        value = tl.load(qkv + i * C + at)
+        value = tl.load(qkv + i * stride + at)
     else:
         place = count + i  # in the window before; below 0 still further back
         old = tl.load(tail + (place + TAPS - 1) * C + at, mask=(place < 0) & (at >= 0), other=0.0)
@@ -112,7 +113,7 @@ def _column(i: tl.constexpr, at, qkv, tail, raw, count, TAPS: tl.constexpr, C: t
 
 @triton.jit
 def _prepare(
-    qkv, ba, taps, rate, shift, tail, accepted, raw, mixed, decay, beta, old_mixed, old_decay, old_beta,
+    qkv, stride, ba, taps, rate, shift, tail, accepted, raw, mixed, decay, beta, old_mixed, old_decay, old_beta,
     R: tl.constexpr, BEFORE: tl.constexpr, TAPS: tl.constexpr, A: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
     D: tl.constexpr, C: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
@@ -126,7 +127,7 @@ def _prepare(
         for r in tl.static_range(R):
             total = tl.zeros((D,), tl.float32)
             for t in tl.static_range(TAPS):
-                x = _column(r + t - (TAPS - 1), at, qkv, tail, raw, count, TAPS, C)
+                x = _column(r + t - (TAPS - 1), at, qkv, stride, tail, raw, count, TAPS, C)
                 total += tl.load(taps + t * C + at) * x
             total = total / (1.0 + tl.exp(-total))
             if head < 2 * A:
@@ -136,9 +137,9 @@ def _prepare(
             tl.store(mixed + r * C + at, total)
         # In place, oldest first: a row moves towards the front only.
         for t in tl.static_range(TAPS - 1):
-            tl.store(tail + t * C + at, _column(t - (TAPS - 1), at, qkv, tail, raw, count, TAPS, C))
+            tl.store(tail + t * C + at, _column(t - (TAPS - 1), at, qkv, stride, tail, raw, count, TAPS, C))
         for r in tl.static_range(R):
-            tl.store(raw + r * C + at, tl.load(qkv + r * C + at))
+            tl.store(raw + r * C + at, tl.load(qkv + r * stride + at))
     else:
         n = tl.arange(0, NP)
         known = n < N

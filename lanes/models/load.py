@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -82,8 +82,7 @@ def load_model(
     memory doubles, so a large model on a CPU asks for bf16.
     """
     manifest = pack.manifest
-    if manifest.architecture not in _ARCHITECTURES:
-        raise ConfigError("architecture", f"{manifest.architecture!r} is not one of {', '.join(_ARCHITECTURES)}")
+    build = _architecture(pack)
     device = torch.device(device)
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else DTYPES[manifest.dense_dtype]
@@ -92,12 +91,25 @@ def load_model(
     def table(layer: int) -> PackTable:
         return PackTable(pack.row_reader(layer, ngram_cache_bytes // len(manifest.ngram)), counters)
 
-    return _ARCHITECTURES[manifest.architecture](
-        manifest.config, Weights(_dense_tensors(pack), device, dtype), experts, table, drafts
-    )
+    return build(manifest.config, Weights(_dense_tensors(pack), device, dtype), experts, table, drafts)
 
 
-Table = Callable[[int], PackTable]  # by 0-based decoder layer
+def dense_bytes(pack: Pack, *, drafts: bool = False) -> int:
+    """Bytes of GPU memory that `load_model` takes for dense weights, without reading one of them."""
+    manifest = pack.manifest
+    weights = Weights(_dense_tensors(pack), torch.device("meta"), DTYPES[manifest.dense_dtype])
+    _architecture(pack)(manifest.config, weights, _NoExperts(), lambda layer: None, drafts)
+    return sum(weights.sizes)
+
+
+class _NoExperts:
+    """Of a model that nobody runs."""
+
+    def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("a model without experts was run")
+
+
+Table = Callable[[int], Any]  # by 0-based decoder layer: a PackTable, or None in a model that nobody runs
 
 
 def _qwen4_exp(config: Mapping[str, object], weights: Weights, experts: Experts, table: Table, drafts: bool) -> Model:
@@ -107,9 +119,15 @@ def _qwen4_exp(config: Mapping[str, object], weights: Weights, experts: Experts,
     return Qwen4Exp(spec, weights, experts, {layer: table(layer) for layer in spec.ngram_layers}, drafts=drafts)
 
 
-_ARCHITECTURES: dict[str, Callable[[Mapping[str, object], Weights, Experts, Table, bool], Model]] = {
-    "qwen4_exp": _qwen4_exp
-}
+Build = Callable[[Mapping[str, object], Weights, Experts, Table, bool], Model]
+_ARCHITECTURES: dict[str, Build] = {"qwen4_exp": _qwen4_exp}
+
+
+def _architecture(pack: Pack) -> Build:
+    name = pack.manifest.architecture
+    if name not in _ARCHITECTURES:
+        raise ConfigError("architecture", f"{name!r} is not one of {', '.join(_ARCHITECTURES)}")
+    return _ARCHITECTURES[name]
 
 
 def _dense_tensors(pack: Pack) -> Callable[[str], torch.Tensor]:

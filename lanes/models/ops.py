@@ -15,7 +15,9 @@ import torch.nn.functional as F
 
 
 def product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """x [R, D] times matrix [N, D] transposed: fp32 [R, N]."""
+    """x [R, D] times matrix [N, D] transposed: fp32 [R, N]. On a GPU the sum is never rounded to the matrix's type."""
+    if matrix.is_cuda and matrix.dtype != torch.float32:
+        return torch.mm(x.to(matrix.dtype), matrix.t(), out_dtype=torch.float32)
     return F.linear(x.to(matrix.dtype), matrix).float()
 
 

@@ -9,7 +9,7 @@ Invariant: a returned tensor is owned by the caller, contiguous, of the shape th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -26,10 +26,15 @@ class Weights:
     device: torch.device
     dtype: torch.dtype  # of matrices
     scope: str = ""
+    sizes: list[int] = field(default_factory=list)  # bytes of every tensor made on the device so far
 
     def under(self, scope: str) -> Weights:
         """The same source, names continued by `scope` and a dot."""
-        return Weights(self.read, self.device, self.dtype, f"{self.scope}{scope}.")
+        return replace(self, scope=f"{self.scope}{scope}.")
+
+    def on_host(self) -> Weights:
+        """The same source, tensors in host memory whatever the device (but none where only sizes are asked for)."""
+        return replace(self, device=self.device if self.device.type == "meta" else torch.device("cpu"), sizes=[])
 
     def matrix(self, *parts: tuple[str, int], columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Matrices (name, rows) that read the same input, stacked into one [sum of rows, columns]."""
@@ -39,11 +44,14 @@ class Weights:
         for name, rows in parts:
             out[first : first + rows].copy_(self._tensor(name, (rows, columns)))
             first += rows
+        self.sizes.append(out.nbytes)
         return out
 
     def vector(self, name: str, *shape: int) -> torch.Tensor:
         """A small tensor in fp32."""
-        return self._tensor(name, shape).to(self.device, torch.float32, copy=True).contiguous()
+        out = self._tensor(name, shape).to(self.device, torch.float32, copy=True).contiguous()
+        self.sizes.append(out.nbytes)
+        return out
 
     def bias(self, parts: Sequence[tuple[str, int]]) -> torch.Tensor:
         """Biases (name, rows) of stacked matrices, fp32."""

@@ -119,7 +119,7 @@ def digest(data: Bytes) -> bytes:
 
 def pack(tensors: Sequence[torch.Tensor]) -> Bytes:
     """Their bytes, end to end, uint8 [sum of sizes]."""
-    parts = [tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors]
+    parts = [tensor.cpu().contiguous().flatten().view(torch.uint8) for tensor in tensors]
     return torch.cat(parts).numpy() if parts else np.zeros(0, np.uint8)
 
 

@@ -122,7 +122,7 @@ def test_a_pass_that_fails_breaks_its_states_until_a_reset(pair, monkeypatch):
         raise RuntimeError("half way")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pair.model, "_blocks", [*pair.model._blocks[:3], fail])
+        patch.setattr(pair.model, "blocks", [*pair.model.blocks[:3], fail])
         with pytest.raises(RuntimeError, match="half way"):
             pair.model.forward(Window.of_sequence(IDS[5:9], 5, hurt), pool)
     assert (pool[hurt].broken, pool[hurt].length, pool[well].broken) == (True, 5, False)

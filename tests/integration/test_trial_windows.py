@@ -128,13 +128,13 @@ def test_a_trial_left_half_way_leaves_the_state_whole(pair):
         def forward(self, *_: object) -> torch.Tensor:
             raise Left
 
-    moe = twin.model._blocks[-1]._block
-    experts, moe._experts = moe._experts, Stopping()
+    moe = twin.model.blocks[-1].block
+    experts, moe.experts = moe.experts, Stopping()
     try:
         with pytest.raises(Left):
             trial(twin, state, ids[36:], 36)
     finally:
-        moe._experts = experts
+        moe.experts = experts
     assert equal(snapshot(state), before)
     assert disagreement(twin.logits(ids[36:], 1, state), twin.expected(ids)[36:]) < TOLERANCE
 

@@ -25,6 +25,7 @@ from lanes.state.sequence import AttentionState
 # Of gathered keys and values alive at once: they stay in a core's L2 cache until they are read (32 MiB: 1.6 times
 # slower at 2 x 256 x 2048, twice as slow at 2 x 64 x 512).
 MOST_GATHER_BYTES = 2 << 20
+MOST_GATHER_BYTES_CUDA = 256 << 20  # a GPU wants few launches instead
 DENSE_QUERY_ROWS = 256  # rows per slice of dense attention: bounds its mask
 
 
@@ -36,54 +37,54 @@ class Attention:
         heads, keys = 2 * spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         index = (spec.index_heads + 1) * spec.index_dim
         parts = (("q_proj", heads), ("k_proj", keys), ("v_proj", keys))
-        self._inputs = weights.matrix(
+        self.inputs = weights.matrix(
             *((f"{name}.weight", rows) for name, rows in parts),
             ("indexer.index_qk_proj.weight", index),
             columns=spec.hidden,
         )
-        self._output = weights.matrix(("o_proj.weight", spec.hidden), columns=spec.heads * spec.head_dim)
-        self._input_bias = self._output_bias = None
+        self.output = weights.matrix(("o_proj.weight", spec.hidden), columns=spec.heads * spec.head_dim)
+        self.input_bias = self.output_bias = None
         if spec.attention_bias:
             bias = weights.bias([(f"{name}.bias", rows) for name, rows in parts])
-            self._input_bias = F.pad(bias, (0, index))
-            self._output_bias = weights.vector("o_proj.bias", spec.hidden)
-        self._norm_q = 1.0 + weights.vector("q_norm.weight", spec.head_dim)
-        self._norm_k = 1.0 + weights.vector("k_norm.weight", spec.head_dim)
-        self._indexer = Indexer(spec, weights.under("indexer"))
-        self._split = (heads, keys, keys, spec.index_heads * spec.index_dim, spec.index_dim)
+            self.input_bias = F.pad(bias, (0, index))
+            self.output_bias = weights.vector("o_proj.bias", spec.hidden)
+        self.norm_q = 1.0 + weights.vector("q_norm.weight", spec.head_dim)
+        self.norm_k = 1.0 + weights.vector("k_norm.weight", spec.head_dim)
+        self.indexer = Indexer(spec, weights.under("indexer"))
+        self.split = (heads, keys, keys, spec.index_heads * spec.index_dim, spec.index_dim)
 
     def __call__(self, u: torch.Tensor, rows: Rows) -> torch.Tensor:
         """u, result: fp32 [R, H]."""
         spec = self._spec
-        projected = product(u, self._inputs)
-        if self._input_bias is not None:
-            projected += self._input_bias
-        wide, k, v, index_q, raw_keys = projected.split(self._split, dim=1)
+        projected = product(u, self.inputs)
+        if self.input_bias is not None:
+            projected += self.input_bias
+        wide, k, v, index_q, raw_keys = projected.split(self.split, dim=1)
         q, gate = wide.unflatten(1, (spec.heads, 2, spec.head_dim)).unbind(2)  # [R, A, D] each
         cos, sin = (x[:, None] for x in rows.rotation)
-        q = rotate(rms(q, spec.eps) * self._norm_q, cos, sin)
-        k = rotate(rms(k.unflatten(1, (-1, spec.head_dim)), spec.eps) * self._norm_k, cos, sin)
+        q = rotate(rms(q, spec.eps) * self.norm_q, cos, sin)
+        k = rotate(rms(k.unflatten(1, (-1, spec.head_dim)), spec.eps) * self.norm_k, cos, sin)
         v = v.unflatten(1, (-1, spec.head_dim))
-        index_q = self._indexer.queries(index_q, rows.rotation)
+        index_q = self.indexer.queries(index_q, rows.rotation)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for run in rows.runs:
             state, part = run.state.attention[self._layer], run.rows
             self._write(state, run, k[part], v[part], raw_keys[part])
             self._attend(q[part], index_q[part], state, run, out[part])
         out *= gate.sigmoid()
-        result = product(out.flatten(1), self._output)
-        return result if self._output_bias is None else result + self._output_bias
+        result = product(out.flatten(1), self.output)
+        return result if self.output_bias is None else result + self.output_bias
 
     def remember(self, u: torch.Tensor, rows: Rows) -> None:
         """The rows' keys and values alone: for rows that nobody asks anything. u: fp32 [R, H]."""
-        first, last = self._split[0], self._split[0] + 2 * self._split[1]
-        projected = product(u, self._inputs[first:last])
-        if self._input_bias is not None:
-            projected += self._input_bias[first:last]
+        first, last = self.split[0], self.split[0] + 2 * self.split[1]
+        projected = product(u, self.inputs[first:last])
+        if self.input_bias is not None:
+            projected += self.input_bias[first:last]
         k, v = (x.unflatten(1, (-1, self._spec.head_dim)) for x in projected.chunk(2, dim=1))
         cos, sin = (x[:, None] for x in rows.rotation)
-        k = rotate(rms(k, self._spec.eps) * self._norm_k, cos, sin)
-        raw_keys = product(u, self._inputs[-self._spec.index_dim :])
+        k = rotate(rms(k, self._spec.eps) * self.norm_k, cos, sin)
+        raw_keys = product(u, self.inputs[-self._spec.index_dim :])
         for run in rows.runs:
             self._write(run.state.attention[self._layer], run, k[run.rows], v[run.rows], raw_keys[run.rows])
 
@@ -92,7 +93,7 @@ class Attention:
         state.keys[:, run.start : run.stop] = k.transpose(0, 1)
         state.values[:, run.start : run.stop] = v.transpose(0, 1)
         state.raw_index_keys[run.start : run.stop] = raw_keys
-        self._indexer.complete_blocks(state, run)
+        self.indexer.complete_blocks(state, run)
 
     def _attend(
         self, q: torch.Tensor, index_q: torch.Tensor, state: AttentionState, run: Run, out: torch.Tensor
@@ -107,9 +108,10 @@ class Attention:
             out[part] = self._dense(q[part], state, run.start + part.start)
         if dense < q.shape[0]:
             positions = torch.arange(run.start + dense, run.stop, device=q.device)
-            chosen = self._indexer.choose(index_q[dense:], positions, state)
+            chosen = self.indexer.choose(index_q[dense:], positions, state)
             per_row = 2 * spec.kv_heads * spec.head_dim * state.keys.element_size()
-            step = max(1, MOST_GATHER_BYTES // (per_row * (spec.index_budget_tokens + spec.index_block_tokens)))
+            most = MOST_GATHER_BYTES_CUDA if q.is_cuda else MOST_GATHER_BYTES
+            step = max(1, most // (per_row * (spec.index_budget_tokens + spec.index_block_tokens)))
             for first in range(0, positions.shape[0], step):
                 part = slice(first, first + step)
                 rows = slice(dense + first, min(dense + first + step, q.shape[0]))

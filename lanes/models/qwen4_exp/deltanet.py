@@ -30,28 +30,28 @@ class DeltaNet:
     def __init__(self, spec: Spec, weights: Weights, layer: int) -> None:
         self._spec, self._layer = spec, layer
         wide = spec.value_heads * spec.value_dim
-        self._inputs = weights.matrix(
+        self.inputs = weights.matrix(
             ("in_proj_qkv.weight", spec.conv_channels), ("in_proj_z.weight", wide), columns=spec.hidden
         )
-        self._gates = weights.matrix(
+        self.gates = weights.matrix(
             ("in_proj_b.weight", spec.value_heads),
             ("in_proj_a.weight", spec.value_heads),
             columns=spec.hidden,
             dtype=torch.float32,
         )
         taps = weights.vector("conv1d.weight", spec.conv_channels, 1, spec.conv_taps)
-        self._taps = taps.squeeze(1).t().contiguous().unbind()  # of [C] each
-        self._rate = -weights.vector("A_log", spec.value_heads).exp()
-        self._shift = weights.vector("dt_bias", spec.value_heads)
-        self._norm = weights.vector("norm.weight", spec.value_dim)
-        self._output = weights.matrix(("out_proj.weight", spec.hidden), columns=wide)
+        self.taps = taps.squeeze(1).t().contiguous().unbind()  # of [C] each
+        self.rate = -weights.vector("A_log", spec.value_heads).exp()
+        self.shift = weights.vector("dt_bias", spec.value_heads)
+        self.norm = weights.vector("norm.weight", spec.value_dim)
+        self.output = weights.matrix(("out_proj.weight", spec.hidden), columns=wide)
 
     def __call__(self, u: torch.Tensor, rows: Rows) -> torch.Tensor:
         """u, result: fp32 [R, H]."""
         spec = self._spec
-        qkv, z = product(u, self._inputs).split((spec.conv_channels, spec.value_heads * spec.value_dim), dim=1)
-        b, a = product(u, self._gates).chunk(2, dim=1)  # [R, N]
-        beta, g = b.sigmoid(), self._rate * F.softplus(a + self._shift)
+        qkv, z = product(u, self.inputs).split((spec.conv_channels, spec.value_heads * spec.value_dim), dim=1)
+        b, a = product(u, self.gates).chunk(2, dim=1)  # [R, N]
+        beta, g = b.sigmoid(), self.rate * F.softplus(a + self.shift)
         q, k, v = self._convolved(qkv, rows)
         out = torch.empty_like(v)  # [R, N, V]
         for run in rows.runs:
@@ -64,8 +64,8 @@ class DeltaNet:
                 run.trial.recurrent[self._layer] = RecurrentInputs(steps, qkv[part])
         gate = z.view_as(out)
         gate = gate.sigmoid() if spec.gate == "sigmoid" else F.silu(gate)
-        out = (rms(out, spec.eps) * self._norm).mul_(gate)
-        return product(out.flatten(1), self._output)
+        out = (rms(out, spec.eps) * self.norm).mul_(gate)
+        return product(out.flatten(1), self.output)
 
     def _convolved(self, qkv: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k [R, N, K] and v [R, N, V] behind convolution and norm; moves the states' tails on."""
@@ -74,7 +74,7 @@ class DeltaNet:
         for run in rows.runs:
             tail = run.state.recurrent[self._layer].conv
             columns = torch.cat((tail, qkv[run.rows]))
-            mixed[run.rows] = causal_conv(columns, self._taps)
+            mixed[run.rows] = causal_conv(columns, self.taps)
             if run.trial is None:
                 tail.copy_(columns[-tail.shape[0] :])
         mixed = F.silu(mixed, inplace=True)

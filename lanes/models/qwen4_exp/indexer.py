@@ -28,14 +28,14 @@ class Indexer:
 
     def __init__(self, spec: Spec, weights: Weights) -> None:
         self._spec = spec
-        self._norm_q = 1.0 + weights.vector("q_layernorm.weight", spec.index_dim)
-        self._norm_k = 1.0 + weights.vector("k_layernorm.weight", spec.index_dim)
+        self.norm_q = 1.0 + weights.vector("q_layernorm.weight", spec.index_dim)
+        self.norm_k = 1.0 + weights.vector("k_layernorm.weight", spec.index_dim)
 
     def queries(self, projected: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Index queries fp32 [R, I, J] from their projection [R, I * J]."""
         q = projected.unflatten(1, (self._spec.index_heads, self._spec.index_dim))
         cos, sin = rotation
-        return rotate(rms(q, self._spec.eps) * self._norm_q, cos[:, None], sin[:, None])
+        return rotate(rms(q, self._spec.eps) * self.norm_q, cos[:, None], sin[:, None])
 
     def complete_blocks(self, state: AttentionState, run: Run) -> None:
         """Forms the keys of the blocks that the run's rows complete; their raw keys are in the state already."""
@@ -45,7 +45,7 @@ class Indexer:
             return
         raw = state.raw_index_keys[first * size : end * size].unflatten(0, (-1, size))
         mean = raw.float().mean(1).to(raw.dtype).float()
-        state.block_keys[first:end] = rotate(rms(mean, self._spec.eps) * self._norm_k, *run.blocks)
+        state.block_keys[first:end] = rotate(rms(mean, self._spec.eps) * self.norm_k, *run.blocks)
 
     def choose(self, queries: torch.Tensor, positions: torch.Tensor, state: AttentionState) -> torch.Tensor:
         """Chosen blocks int64 [T, k], ascending, for queries [T, I, J] that all have more than k complete blocks.

@@ -46,69 +46,70 @@ class Qwen4Exp:
     ) -> None:
         self.spec, self.device, self.dtype = spec, weights.device, weights.dtype
         self.state_shape: StateShape = spec.state_shape(weights.dtype, drafts=drafts)
-        self._rotary = Rotary(spec.rotary_dim, spec.rope_theta, weights.device)
+        self.rotary = Rotary(spec.rotary_dim, spec.rope_theta, weights.device)
         body = weights.under("model")
-        self._embedding = body.matrix(("embed_tokens.weight", spec.vocab), columns=spec.hidden)
-        self._blocks: list[StreamBlock] = []
-        self._ngrams: list[NgramLayer] = []
+        # The embedding stays in host memory: a row of a token is nothing, the whole is a gigabyte.
+        self.embedding = body.on_host().matrix(("embed_tokens.weight", spec.vocab), columns=spec.hidden)
+        self.blocks: list[StreamBlock] = []
+        self.ngrams: list[NgramLayer] = []
         for layer, kind in enumerate(spec.layers):
             of = body.under(f"layers.{layer}")
             if layer in spec.ngram_layers:
-                self._ngrams.append(NgramLayer(spec, of.under("ple"), layer, tables[layer]))
-                self._blocks.append(self._ngrams[-1])
+                self.ngrams.append(NgramLayer(spec, of.under("ple"), layer, tables[layer]))
+                self.blocks.append(self.ngrams[-1])
             mixing = (
                 DeltaNet(spec, of.under("linear_attn"), layer)
                 if kind == "deltanet"
                 else Attention(spec, of.under("self_attn"), layer)
             )
-            self._blocks.append(Connected(spec, of.under("attn_hyper_connection"), mixing))
-            self._blocks.append(
+            self.blocks.append(Connected(spec, of.under("attn_hyper_connection"), mixing))
+            self.blocks.append(
                 Connected(spec, of.under("mlp_hyper_connection"), Moe(spec, of.under("mlp"), layer, experts))
             )
-        self._mixer = Mixer(spec, body.under("hyper_connection_mixer"), injects=False)
+        self.mixer = Mixer(spec, body.under("hyper_connection_mixer"), injects=False)
         # The head stays fp32: a bf16 product rounds logits to 8 bits, which ties neighbours at the top.
         head = body.under("embed_tokens") if spec.tied else weights.under("lm_head")
-        self._head = head.matrix(("weight", spec.vocab), columns=spec.hidden, dtype=torch.float32)
-        self._drafts: DraftLayer | None = None
+        self.head = head.matrix(("weight", spec.vocab), columns=spec.hidden, dtype=torch.float32)
+        self.drafts: DraftLayer | None = None
         if drafts:
-            self._drafts = DraftLayer(spec, weights.under("mtp"), experts, self._embedding, self._head, self._rotary)
+            self.drafts = DraftLayer(spec, weights.under("mtp"), experts, self.embedding, self.head, self.rotary)
 
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:
         """Tokens start..end-1 of the sequence `ids` will soon be rows: what they need from disk begins to be read."""
-        if not self._ngrams:
+        if not self.ngrams:
             return
         context = self.state_shape.context_ids
         before = [self.state_shape.context_fill] * (context - start)  # none, once the sequence is that long
         history = torch.tensor([*before, *ids[max(0, start - context) : end]], dtype=torch.int64)
-        for layer in self._ngrams:
+        for layer in self.ngrams:
             layer.hint(history)
 
     def forget_hints(self) -> None:
         """Hinted tokens will not come: reads that have not begun are dropped."""
-        for layer in self._ngrams:
+        for layer in self.ngrams:
             layer.forget_hints()
 
     @torch.no_grad()
     def forward(self, window: Window, states: Mapping[int, SequenceState]) -> torch.Tensor:
         """Runs the rows and returns fp32 logits [rows that want them, V], in row order."""
-        rows = prepare(window, states, self.spec, self._rotary)
-        for layer in self._ngrams:
+        rows = prepare(window, states, self.spec, self.rotary)
+        for layer in self.ngrams:
             layer.begin(rows)
         for run in rows.runs:
             run.state.broken = not window.trial  # which leaves a state as it is
-        x = self._embedding[window.token_ids.to(self.device)].float()
+        x = self.embedding[window.token_ids].to(self.device).float()
         x = x[:, None].repeat(1, self.spec.streams, 1)  # [R, S, H]
-        for block in self._blocks:
+        for block in self.blocks:
             x = block(x, rows)
-        u, _ = self._mixer(x[window.want_logits.to(self.device)])
-        logits = product(u, self._head)
+        u, _ = self.mixer(x[window.want_logits.to(self.device)])
+        logits = product(u, self.head)
         for run in rows.runs:
             state, ids, streams = run.state, window.token_ids[run.rows], x[run.rows].flatten(1)
             if run.trial is not None:
                 run.trial.streams, state.trial = streams, run.trial
                 continue
-            if self._drafts is not None:
-                self._drafts.follow(state, streams, ids)
+            if self.drafts is not None:
+                self.drafts.follow(state, streams, ids)
             shift(state.context_ids, ids)
             state.length, state.broken = run.stop, False
         return logits
@@ -117,17 +118,17 @@ class Qwen4Exp:
     def commit(self, state: SequenceState, rows: int) -> None:
         """The first `rows` rows of the state's trial window belong to the sequence, the others never were."""
         trial = state.trial
-        if self._drafts is not None and trial is not None and trial.streams is not None:
-            self._drafts.follow(state, trial.streams[:rows], trial.token_ids[:rows])
+        if self.drafts is not None and trial is not None and trial.streams is not None:
+            self.drafts.follow(state, trial.streams[:rows], trial.token_ids[:rows])
         commit(state, rows, recurrent)
 
     def narrow_guesses(self, token_ids: Sequence[int]) -> None:
         """From now on `guess` answers with the logits of these tokens, in this order."""
-        assert self._drafts is not None, "the model was loaded with its draft layer"
-        self._drafts.narrow(token_ids)
+        assert self.drafts is not None, "the model was loaded with its draft layer"
+        self.drafts.narrow(token_ids)
 
     @torch.no_grad()
     def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
         """The draft layer's logits fp32 [V] (or of a narrower choice) of what follows `token`; see `DraftLayer`."""
-        assert self._drafts is not None, "the model was loaded with its draft layer"
-        return self._drafts.guess(state, token, number)
+        assert self.drafts is not None, "the model was loaded with its draft layer"
+        return self.drafts.guess(state, token, number)

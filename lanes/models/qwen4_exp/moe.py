@@ -25,22 +25,22 @@ class Moe:
     """One layer's experts."""
 
     def __init__(self, spec: Spec, weights: Weights, layer: int, experts: Experts) -> None:
-        self._spec, self._layer, self._experts = spec, layer, experts
-        self._router = weights.matrix(
+        self._spec, self._layer, self.experts = spec, layer, experts
+        self.router = weights.matrix(
             ("gate.weight", spec.experts), ("shared_expert_gate.weight", 1), columns=spec.hidden, dtype=torch.float32
         )  # [E + 1, H]
         shared = weights.under("shared_expert")
         inner = spec.shared_intermediate
-        self._gate_up = shared.matrix(("gate_proj.weight", inner), ("up_proj.weight", inner), columns=spec.hidden)
-        self._down = shared.matrix(("down_proj.weight", spec.hidden), columns=inner)
+        self.gate_up = shared.matrix(("gate_proj.weight", inner), ("up_proj.weight", inner), columns=spec.hidden)
+        self.down = shared.matrix(("down_proj.weight", spec.hidden), columns=inner)
 
     def __call__(self, u: torch.Tensor, rows: Rows) -> torch.Tensor:
         """u, result: fp32 [R, H]."""
-        scores = product(u, self._router)
+        scores = product(u, self.router)
         ids, weights = route(scores[:, :-1], self._spec.experts_per_token, self._spec.normalise_weights)
-        out = self._experts.forward(self._layer, u, ids, weights)
-        gate, up = product(u, self._gate_up).chunk(2, dim=1)
-        return out.addcmul_(scores[:, -1:].sigmoid(), product(F.silu(gate) * up, self._down))
+        out = self.experts.forward(self._layer, u, ids, weights)
+        gate, up = product(u, self.gate_up).chunk(2, dim=1)
+        return out.addcmul_(scores[:, -1:].sigmoid(), product(F.silu(gate) * up, self.down))
 
 
 def route(logits: torch.Tensor, k: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -103,7 +103,7 @@ class DraftLayer:
     ) -> tuple[torch.Tensor, Rows]:
         """(in [R, S, H], rows) of the layer."""
         spec, count = self._spec, token_ids.shape[0]
-        e = self._embedding[token_ids.to(self._embedding.device)].float()
+        e = self._embedding[token_ids].to(streams.device).float()
         e = product(rms(e, spec.eps) * self._norm_embedding, self._fc_embedding)
         h = (rms(streams, spec.eps) * self._norm_streams).view(-1, spec.hidden)
         x = product(h, self._fc_streams).view(count, spec.streams, spec.hidden) + e[:, None]

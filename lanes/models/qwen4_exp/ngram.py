@@ -75,48 +75,48 @@ class NgramLayer:
     """One layer's n-gram embedding, added to all streams."""
 
     def __init__(self, spec: Spec, weights: Weights, layer: int, table: NgramTable) -> None:
-        self._spec, self._layer, self._table = spec, layer, table
+        self._spec, self._layer, self.table = spec, layer, table
         self._asked = torch.empty(0, dtype=torch.int64)  # row ids of the window that runs, [R, N]
         wide = spec.streams * spec.hidden
-        self._key_value = weights.matrix(
+        self.key_value = weights.matrix(
             ("key_proj.weight", wide), ("value_proj.weight", spec.hidden), columns=spec.ngram_dim
         )
-        self._norm_key, self._norm_query, self._norm_conv = (
+        self.norm_key, self.norm_query, self.norm_conv = (
             1.0 + weights.vector(f"norm_{name}.weight", wide).view(spec.streams, spec.hidden)
             for name in ("key", "query", "conv")
         )
         taps = weights.vector("conv1d.weight", wide, 1, spec.ngram_conv_taps)
-        self._taps = taps.squeeze(1).t().contiguous().unbind()  # of [S * H] each
+        self.taps = taps.squeeze(1).t().contiguous().unbind()  # of [S * H] each
 
     def begin(self, rows: Rows) -> None:
         """First thing of a window: the reads of its rows begin."""
         histories = [torch.cat((run.state.context_ids, rows.token_ids[run.rows])) for run in rows.runs]
         self._asked = torch.cat([self._row_ids(history) for history in histories])
-        self._table.prefetch(self._asked)
+        self.table.prefetch(self._asked)
 
     def hint(self, history: torch.Tensor) -> None:
         """A later window will have these ids, all but the first ngram_order - 1 of which are its rows."""
-        self._table.prefetch(self._row_ids(history))
+        self.table.prefetch(self._row_ids(history))
 
     def forget_hints(self) -> None:
         """Hinted windows will not come."""
-        self._table.forget()
+        self.table.forget()
 
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """x [R, S, H], changed in place and returned; `begin` has seen the same rows."""
         spec = self._spec
-        embedded = self._table.rows(self._asked).to(x.device)  # [R, N * D]
-        key, value = product(embedded, self._key_value).split((spec.streams * spec.hidden, spec.hidden), dim=1)
-        key = rms(key.view_as(x), spec.eps) * self._norm_key
-        gate = (key * (rms(x, spec.eps) * self._norm_query)).sum(-1, keepdim=True) / math.sqrt(spec.hidden)
+        embedded = self.table.rows(self._asked).to(x.device)  # [R, N * D]
+        key, value = product(embedded, self.key_value).split((spec.streams * spec.hidden, spec.hidden), dim=1)
+        key = rms(key.view_as(x), spec.eps) * self.norm_key
+        gate = (key * (rms(x, spec.eps) * self.norm_query)).sum(-1, keepdim=True) / math.sqrt(spec.hidden)
         gate = gate.abs().clamp_min(LEAST_GATE).sqrt() * gate.sign()  # [R, S, 1]
         gated = gate.sigmoid() * value[:, None, :]
-        normed = (rms(gated, spec.eps) * self._norm_conv).flatten(1)
+        normed = (rms(gated, spec.eps) * self.norm_conv).flatten(1)
         x += gated
         for run in rows.runs:
             tail = run.state.ngram[self._layer].conv
             columns = torch.cat((tail, normed[run.rows]))
-            x[run.rows] += F.silu(causal_conv(columns, self._taps, spec.ngram_order)).view(-1, *x.shape[1:])
+            x[run.rows] += F.silu(causal_conv(columns, self.taps, spec.ngram_order)).view(-1, *x.shape[1:])
             if run.trial is None:
                 tail.copy_(columns[-tail.shape[0] :])
             else:
@@ -124,4 +124,4 @@ class NgramLayer:
         return x
 
     def _row_ids(self, history: torch.Tensor) -> torch.Tensor:
-        return row_ids(history, self._spec.ngram_reset, self._table, self._spec.ngram_heads_per_order)
+        return row_ids(history, self._spec.ngram_reset, self.table, self._spec.ngram_heads_per_order)

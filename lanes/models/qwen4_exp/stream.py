@@ -38,18 +38,18 @@ class Mixer:
     def __init__(self, spec: Spec, weights: Weights, *, injects: bool) -> None:
         wide = spec.streams * spec.hidden
         self._streams, self._lowrank, self._eps = spec.streams, spec.lowrank, spec.eps
-        self._norm = 1.0 + weights.vector("hc_norm.weight", wide).view(spec.streams, spec.hidden)
+        self.norm = 1.0 + weights.vector("hc_norm.weight", wide).view(spec.streams, spec.hidden)
         parts = [("input_mix_weight_down.weight", spec.lowrank)]
         if injects:
             parts.append(("block_inject_weight.weight", spec.streams))
-        self._down = weights.matrix(*parts, columns=wide)  # [L (+ S), S·H]
-        self._up = weights.matrix(("input_mix_weight_up.weight", wide), columns=spec.lowrank)
+        self.down = weights.matrix(*parts, columns=wide)  # [L (+ S), S·H]
+        self.up = weights.matrix(("input_mix_weight_up.weight", wide), columns=spec.lowrank)
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [R, S, H] to (u [R, H], injection [R, S], empty without injection)."""
-        normed = rms(x, self._eps) * self._norm
-        low = product(normed.flatten(1), self._down) / self._streams
-        mix = product(F.silu(low[:, : self._lowrank]), self._up).sigmoid_().view_as(normed)
+        normed = rms(x, self._eps) * self.norm
+        low = product(normed.flatten(1), self.down) / self._streams
+        mix = product(F.silu(low[:, : self._lowrank]), self.up).sigmoid_().view_as(normed)
         return mix.mul_(normed).mean(1), 2 * torch.sigmoid(low[:, self._lowrank :])
 
 
@@ -57,9 +57,9 @@ class Connected:
     """A block with its hyper-connection: x += injection * block(mixed x)."""
 
     def __init__(self, spec: Spec, weights: Weights, block: Block) -> None:
-        self.mixer, self._block = Mixer(spec, weights, injects=True), block
+        self.mixer, self.block = Mixer(spec, weights, injects=True), block
 
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """x [R, S, H], changed in place and returned."""
         u, injection = self.mixer(x)
-        return x.addcmul_(injection[:, :, None], self._block(u, rows)[:, None, :])
+        return x.addcmul_(injection[:, :, None], self.block(u, rows)[:, None, :])
