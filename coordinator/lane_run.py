@@ -21,7 +21,9 @@ from coordinator.policy.affinity import Seat
 from laneproto.v1 import lane_pb2
 
 # What a lane reports when it is itself at fault: the process ends, and another lane may do better.
-LANE_FAULTS = frozenset({"non_finite_logits", "engine_failed", "native_kernel_failed", "table_read_failed"})
+LANE_FAULTS = frozenset(
+    {"non_finite_logits", "engine_failed", "gpu_failed", "handshake_lost", "native_kernel_failed", "table_read_failed"}
+)
 # What it reports when the request is: the door's own compiler took the grammar, the lane's bounds are tighter.
 BAD_GRAMMAR = "bad_grammar"
 

@@ -21,6 +21,7 @@
     ├── SlowReader                   slow_reader              no    the client stopped reading its stream
     ├── NonFiniteLogits              non_finite_logits        yes   ends the request, then the process (exit 70)
     └── EngineFailed                 engine_failed            yes   ends the request, then the process (exit 70)
+        ├── GpuFailed                gpu_failed               yes   a call of the CUDA driver failed
         ├── HandshakeLost            handshake_lost           yes   the GPU and the CPU's share of experts lost touch
         ├── NativeKernelFailed       native_kernel_failed     yes   the expert kernel ran out of memory or threads
         └── TableReadFailed          table_read_failed        yes   rows of an n-gram table cannot be read from disk
@@ -168,6 +169,12 @@ class EngineFailed(LaneError):
 
     code = "engine_failed"
     retryable = True
+
+
+class GpuFailed(EngineFailed):
+    """A call of the CUDA driver failed."""
+
+    code = "gpu_failed"
 
 
 class HandshakeLost(EngineFailed):

@@ -1,16 +1,16 @@
-"""The lane's own copies of expert records: a bounded buffer of slots, and the table that says where each expert lies.
+"""The lane's own copies of expert records: a bounded number of slots, and the table that says where each expert lies.
 
-Not here: which experts deserve a slot (policy) or what is computed from them (store). On a CPU lane the buffer is
-private memory, so that budget, policy and counters are real there too.
+Not here: which experts deserve a slot (policy), the slots' memory (slots), what is computed from records (store). On a
+CPU lane slots are private memory, so that budget, policy and counters are real there too.
 
 Invariant: `addresses[layer, expert]` is the slot of a resident expert, else its place in the shared region; both hold
-the same bytes. The table changes in `turn` only, which the engine calls between windows.
+the same bytes. The table changes in `turn` only, which the engine calls between windows. An admitted expert is resident
+from the first `turn` that finds its copy done: at once where copying is synchronous, windows later where it runs beside
+them. Its slot is its own from the beginning.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from lanes import limits
 from lanes.counters import Counters
-from lanes.experts.policy import Budget, Policy, State, Touched
+from lanes.experts.policy import Budget, Ints, Policy, State, Touched
+from lanes.experts.slots import Done, HostSlots, Slots
 from shared_experts.manifest import ExpertsInfo
 
 
@@ -26,7 +27,7 @@ class Region(Protocol):
     """What the cache needs of an attached region."""
 
     def record_address(self, layer: int, expert: int) -> int:
-        """Where the record of an expert lies in this process."""
+        """Where the record of an expert lies, for whoever reads the slots."""
 
 
 class ExpertCache:
@@ -39,55 +40,82 @@ class ExpertCache:
         budget_bytes: int,
         policy: Policy,
         counters: Counters,
+        slots: Slots | None = None,
+        swap_bytes: int = limits.SWAP_BYTES_PER_WINDOW,
     ) -> None:
+        """`slots` has room for the budget; without it: private memory."""
         layers, experts, record_bytes = info.layers, info.experts, info.record_bytes
         self.record_bytes = record_bytes
         self._region = region  # the table holds its addresses
         self._policy = policy
         self._state = State.empty(layers * experts)
         self._counters = counters
-        slots = min(budget_bytes // record_bytes, layers * experts)
-        self._budget = Budget(slots, max(1, limits.SWAP_BYTES_PER_WINDOW // record_bytes))
-        self._buffer = np.frombuffer(mmap.mmap(-1, max(1, slots) * record_bytes, mmap.MAP_PRIVATE), np.uint8)
-        self._free = list(range(slots - 1, -1, -1))  # the lowest slot is taken first
+        room = slots_of(info, budget_bytes)
+        self._slots = HostSlots(room, record_bytes) if slots is None else slots
+        self._budget = Budget(room, max(1, swap_bytes // record_bytes))
+        self._free = list(range(room - 1, -1, -1))  # the lowest slot is taken first
         self._slot = np.full(layers * experts, -1, np.int64)
-        self._unused = np.zeros(layers * experts, np.bool_)  # admitted, and used by no window since
+        self._coming: list[tuple[Done, Ints]] = []  # copies under way, the oldest first
+        self._unused = np.zeros(layers * experts, np.bool_)  # made resident, and used by no window since
         # Records stand at equal distances: one look-up and a multiplication instead of 24,576 calls.
         first = region.record_address(0, 0)
         self._home = first + np.arange(layers * experts, dtype=np.uint64) * np.uint64(record_bytes)
         assert int(self._home[-1]) == region.record_address(layers - 1, experts - 1), "records are not contiguous"
-        self.addresses = self._home.copy().reshape(layers, experts)  # uint64 [layers, experts]
-        self.resident = np.zeros((layers, experts), np.bool_)
-        counters.cache_budget_bytes = slots * record_bytes
+        self.addresses: npt.NDArray[np.uint64] = self._slots.array((layers, experts), np.uint64)  # type: ignore[assignment]
+        self.addresses.reshape(-1)[:] = self._home
+        self.resident: npt.NDArray[np.bool_] = self._slots.array((layers, experts), np.bool_)  # type: ignore[assignment]
+        self.version = 0  # of the table
+        counters.cache_budget_bytes = room * record_bytes
 
     def turn(self, touched: Touched) -> None:
-        """The safe point after a window: asks the policy, drops, copies, publishes the table."""
+        """The safe point after a window: publishes what has arrived, asks the policy, drops, begins copies."""
         if self._budget.slots == 0:
             return
+        counters = self._counters
         proven = touched.keys[self._unused[touched.keys]]
         self._unused[proven] = False
-        self._state, plan = self._policy(self._state, touched, self._budget)
-        addresses, resident = self.addresses.reshape(-1), self.resident.reshape(-1)
-        for key in plan.evict.tolist():
-            self._free.append(int(self._slot[key]))
-            self._slot[key] = -1
-            addresses[key] = self._home[key]
-            resident[key] = False
-        for key in plan.admit.tolist():
-            slot = self._free.pop()
-            address = self._buffer.ctypes.data + slot * self.record_bytes
-            ctypes.memmove(address, int(self._home[key]), self.record_bytes)
-            self._slot[key] = slot
-            addresses[key] = address
-            resident[key] = True
-        self._unused[plan.evict] = False
-        self._unused[plan.admit] = True
-        counters = self._counters
         counters.cache_admitted_hits += proven.shape[0]
+        self._arrive()
+        # What is still on its way says that the link is behind: nothing more is asked of it.
+        budget = Budget(self._budget.slots, 0) if self._coming else self._budget
+        self._state, plan = self._policy(self._state, touched, budget)
+        self._drop(plan.evict)
+        if plan.admit.shape[0]:
+            slots = [self._free.pop() for _ in range(plan.admit.shape[0])]
+            self._slot[plan.admit] = slots
+            done = self._slots.copy(list(zip(slots, self._home[plan.admit].tolist(), strict=True)))
+            self._coming.append((done, plan.admit))
+            self._arrive()
         counters.cache_admissions += plan.admit.shape[0]
         counters.cache_evictions += plan.evict.shape[0]
         counters.cache_used_bytes += (plan.admit.shape[0] - plan.evict.shape[0]) * self.record_bytes
 
     def slots(self) -> npt.NDArray[np.int64]:
-        """The slot of every key, -1 where it is not resident."""
+        """The slot of every key, -1 where it has none."""
         return self._slot.copy()
+
+    def _arrive(self) -> None:
+        """Makes resident what has been copied, unless it was dropped on the way."""
+        while self._coming and self._coming[0][0]():
+            _, keys = self._coming.pop(0)
+            keys = keys[self._slot[keys] >= 0]
+            if keys.shape[0]:
+                self.addresses.reshape(-1)[keys] = [self._slots.address(slot) for slot in self._slot[keys].tolist()]
+                self.resident.reshape(-1)[keys] = True
+                self._unused[keys] = True
+                self.version += 1
+
+    def _drop(self, keys: Ints) -> None:
+        if not keys.shape[0]:
+            return
+        self._free.extend(self._slot[keys].tolist())
+        self._slot[keys] = -1
+        self.addresses.reshape(-1)[keys] = self._home[keys]
+        self.resident.reshape(-1)[keys] = False
+        self._unused[keys] = False
+        self.version += 1
+
+
+def slots_of(info: ExpertsInfo, budget_bytes: int) -> int:
+    """How many records a budget holds, at most all of them."""
+    return min(budget_bytes // info.record_bytes, info.layers * info.experts)

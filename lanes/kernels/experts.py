@@ -94,6 +94,12 @@ def _sizes(layout: RecordLayout, jobs: Jobs) -> tuple[int, int]:
 
 @triton.jit
 def _quantise(x, q, scale, correction, GROUPS: tl.constexpr, G: tl.constexpr):
+    quantise_groups(x, q, scale, correction, GROUPS, G)
+
+
+@triton.jit
+def quantise_groups(x, q, scale, correction, GROUPS: tl.constexpr, G: tl.constexpr):
+    """Eight groups of a row; (their values [8, G], where those lie in the row, which exist)."""
     row = tl.program_id(1)
     g = tl.program_id(0) * 8 + tl.arange(0, 8)
     at = g[:, None] * G + tl.arange(0, G)[None, :]
@@ -104,6 +110,7 @@ def _quantise(x, q, scale, correction, GROUPS: tl.constexpr, G: tl.constexpr):
     tl.store(q + row * (GROUPS * G) + at, n.to(tl.int8), mask=inside)
     tl.store(scale + row * GROUPS + g, s, mask=g < GROUPS)
     tl.store(correction + row * GROUPS + g, 8 * tl.sum(n, axis=1), mask=g < GROUPS)
+    return values, at, inside
 
 
 @triton.jit

@@ -1,8 +1,7 @@
 """Router logits to all that a layer's experts need: ids, weights, jobs for the GPU, slots of the CPU's rows, counters.
 
 One program for the window: a row's K greatest logits (equal ones: the lowest id), softmax over all of them, the weights
-made to sum to 1; then over all rows the distinct experts ascending, which of them miss, and of those the first
-`cpu_of_misses[count]` for the CPU (the rule of lanes.experts.split). Not here: the product with the router's matrix.
+made to sum to 1; then what lanes.kernels.jobs makes of the choice. Not here: the product with the router's matrix.
 
 Invariant: ids are distinct, in range and ascending in a row whatever the logits are, NaN included (NaN ranks highest).
 
@@ -18,8 +17,7 @@ import triton
 import triton.language as tl
 
 from lanes.kernels.experts import MOST_ROWS, Jobs
-
-MOST_EXPERTS = 1024  # a row of logits and its keys stay in a warp's registers
+from lanes.kernels.jobs import MOST_EXPERTS, assign
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +81,6 @@ def _route(
     tl.store(weights + pair, p / total[:, None], mask=chosen)
 
     count = tl.sum(chosen.to(tl.int32), axis=0)  # [EP] rows of each expert
-    wanted = count > 0
-    seen = tl.load(uses + e, mask=wanted, other=0)
-    tl.store(uses + e, seen + count, mask=wanted)
-
-    misses = wanted & (tl.load(resident + e, mask=wanted, other=1) == 0)
-    missing = misses.to(tl.int32)
-    on_cpu = misses & (tl.cumsum(missing, axis=0) <= tl.load(cpu_of_misses + tl.sum(missing, axis=0)))
-    ours = wanted & (on_cpu == 0)
-    job = tl.cumsum(ours.to(tl.int32), axis=0) - 1
-    tl.store(job_expert + job, e, mask=ours)
-    at = job_pairs + job[None, :] * R + r[:, None]
-    tl.store(at, tl.where(chosen, pair, -1), mask=ours[None, :] & (r < R)[:, None])
-    unused = tl.arange(0, JP)
-    tl.store(job_expert + unused, -1, mask=(unused >= tl.sum(ours.to(tl.int32), axis=0)) & (unused < R * K))
-
-    # The CPU's rows lie by (expert, row): the rows of lower experts come before, then the lower rows of this one.
-    cpu_rows = tl.where(on_cpu, count, 0)
-    before = tl.cumsum(cpu_rows, axis=0) - cpu_rows
-    slot = before[None, :] + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
-    tl.store(slots + pair, tl.where(on_cpu[None, :], slot, -1), mask=chosen)
+    seen = tl.load(uses + e, mask=count > 0, other=0)
+    tl.store(uses + e, seen + count, mask=count > 0)
+    assign(chosen, pair, resident, cpu_of_misses, job_expert, job_pairs, slots, R, RP, K, EP, JP)

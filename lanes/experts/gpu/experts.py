@@ -1,0 +1,166 @@
+"""The routed experts of every layer on a GPU: what a window launches, what is counted after it, when the cache turns.
+
+    begin_window(rows)                       host, before the window's launches or its graph's replay
+    launch(layer, x, ids, weights, out)      enqueues kernels; nothing is allocated, waited for or read back
+    (the stream has finished)
+    keep(rows)                               host; of a trial window: its first rows were right
+    end_window()                             host: counters, cache turn, table published
+
+Everything that a captured graph reads through (tables, workspace, log) exists from the start and stays where it is.
+On device "cpu" the same kernels run in Triton's interpreter and addresses are those of this process.
+Not here: kernels (lanes.kernels), slots and policy (cache), when windows run (the lane).
+
+Invariant: results are those of `lanes.experts.store.ExpertStore` to the bit, whatever is resident. Tables change in
+`end_window` only.
+
+Letters: L layers with draft layers, E experts, R rows of a window, K experts per row, P = R * K pairs, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from lanes import limits
+from lanes.counters import Counters
+from lanes.experts.cache import ExpertCache
+from lanes.experts.gpu.workspace import Workspace
+from lanes.experts.policy import Ints, Touched
+from lanes.experts.store import Interrupted
+from lanes.kernels import combine, experts, jobs
+from lanes.kernels.post import post
+from shared_experts.manifest import ExpertsInfo
+
+
+class GpuExperts:
+    """Implements `lanes.experts.protocol.Experts`, and launches that a graph can hold; one engine thread uses it."""
+
+    def __init__(
+        self, cache: ExpertCache, info: ExpertsInfo, chosen: int, counters: Counters, device: torch.device | str
+    ) -> None:
+        """`cache` holds addresses as the device sees them; `chosen` is K."""
+        self._cache, self._info, self._counters = cache, info, counters
+        self._device = torch.device(device)
+        self._layout = info.layout
+        self.stopped: Callable[[], bool] = lambda: False
+        self.recorder: Callable[[Touched], None] | None = None  # is told of every finished window
+        shape = (info.layers, info.experts)
+        self._addresses = torch.empty(shape, dtype=torch.int64, device=self._device)
+        self._resident = torch.empty(shape, dtype=torch.int8, device=self._device)
+        self._version = -1
+        self._publish()
+        self._work = [
+            Workspace.of(self._layout, rows, chosen, self._device) for rows in range(1, limits.MAX_WINDOW_TOKENS + 1)
+        ]
+        # A draft layer, the last one, runs up to MAX_DRAFTS times in a window: an entry each.
+        entries = info.layers + limits.MAX_DRAFTS - 1
+        layer_of = np.minimum(np.arange(entries), info.layers - 1)
+        self._first_key = (layer_of * info.experts)[:, None, None]
+        # What was chosen, written by the device; the last entry is nobody's.
+        self._log = torch.full(
+            (entries + 1, limits.MAX_WINDOW_TOKENS, chosen), -1, dtype=torch.int32,
+            pin_memory=self._device.type == "cuda",
+        )  # fmt: skip
+        self._seen = self._log.numpy()
+        self._none = torch.zeros(limits.MAX_WINDOW_TOKENS * chosen + 1, dtype=torch.int32, device=self._device)
+        self._wide = torch.zeros(shape, dtype=torch.int32, device=self._device)  # uses in windows too long for the log
+        self._is_wide = False
+        self._calls = [0] * info.layers  # of `forward` in this window
+        self._rows = self._kept = 0
+
+    def begin_window(self, rows: int) -> None:
+        """A decode window of so many rows, 1 to MAX_WINDOW_TOKENS, begins."""
+        self._rows = self._kept = rows
+
+    def launch(
+        self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, turn: int = 0
+    ) -> None:
+        """out fp32 [R, H] = the weighted sum of x fp32 [R, H] through experts ids int32 [R, K] by weights fp32 [R, K].
+
+        ids are distinct and ascending in a row. All contiguous, on the device. `turn` counts the calls of a draft layer
+        in one window.
+        """
+        self._run(layer, x, ids, weights, out, self._log[layer + turn])
+
+    def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Of a window of any size, as `lanes.experts.protocol.Experts` says; more rows run in blocks."""
+        if self.stopped():
+            raise Interrupted
+        rows, most = len(x), limits.MAX_WINDOW_TOKENS
+        self._rows = self._kept = rows
+        x, ids, weights = x.contiguous(), ids.to(torch.int32), weights.contiguous()
+        out = torch.empty_like(x)
+        if rows <= most:
+            self.launch(layer, x, ids, weights, out, self._calls[layer])
+            self._calls[layer] += 1
+            return out
+        self._is_wide = True
+        chosen = ids.reshape(-1)
+        self._wide[layer].index_add_(0, chosen, torch.ones_like(chosen))
+        for first in range(0, rows, most):
+            part = slice(first, min(first + most, rows))
+            self._run(layer, x[part], ids[part], weights[part], out[part], self._log[-1])
+        return out
+
+    def keep(self, rows: int) -> None:
+        """Only the first rows of the window were right: what the others chose is no use to come back for."""
+        self._kept = rows
+
+    def end_window(self) -> None:
+        """The safe point, once the stream has finished: counts, lets the cache turn over, publishes its table."""
+        keys, rows = self._chosen(self._rows)
+        self._count(keys, rows)
+        if self._kept < self._rows:
+            keys, rows = self._chosen(self._kept)
+        # A draft layer runs several times in a window: its experts count for at most as many rows as the window had.
+        touched = Touched(keys, np.minimum(rows, max(1, self._kept)), max(1, self._kept))
+        self._seen.fill(-1)
+        if self._is_wide:
+            self._wide.zero_()
+            self._is_wide = False
+        self._calls = [0] * len(self._calls)
+        if self.recorder is not None and keys.shape[0]:
+            self.recorder(touched)
+        self._cache.turn(touched)
+        self._publish()
+
+    def _run(
+        self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor,
+        log: torch.Tensor,
+    ) -> None:  # fmt: skip
+        work, addresses = self._work[len(x) - 1], self._addresses[layer]
+        jobs.jobs(ids, self._resident[layer], self._none, work.jobs, work.slots)
+        post(x, ids, work.x, self._layout.format.group, log, layer, None)
+        experts.gate_up(self._layout, addresses, work.jobs, work.x, work.h)
+        experts.down(self._layout, addresses, work.jobs, work.h, work.y)
+        combine.combine(weights, work.y, work.y, work.slots, out)
+
+    def _chosen(self, rows: int) -> tuple[Ints, Ints]:
+        """(keys ascending, rows of each) of what the window's first rows chose."""
+        if self._is_wide:
+            uses = self._wide.cpu().numpy().reshape(-1)
+            keys = np.flatnonzero(uses)
+            return keys, uses[keys].astype(np.int64)
+        ids = self._seen[:-1, :rows]  # [entries, rows, K]
+        keys = (ids + self._first_key)[ids >= 0]
+        found, count = np.unique(keys, return_counts=True)
+        return found, count
+
+    def _count(self, keys: Ints, rows: Ints) -> None:
+        """Pairs, and the bytes of every expert once per window."""
+        hit = self._cache.resident.reshape(-1)[keys]
+        hits, hit_bytes = int(rows[hit].sum()), int(hit.sum()) * self._cache.record_bytes
+        counters = self._counters
+        counters.expert_hits += hits
+        counters.expert_misses += int(rows.sum()) - hits
+        counters.expert_hit_bytes += hit_bytes
+        counters.expert_miss_bytes += len(keys) * self._cache.record_bytes - hit_bytes
+
+    def _publish(self) -> None:
+        """The device's tables become the cache's, before anything that is enqueued from here on."""
+        if self._version != self._cache.version:
+            self._version = self._cache.version
+            self._addresses.copy_(torch.from_numpy(self._cache.addresses.view(np.int64)), non_blocking=True)
+            self._resident.copy_(torch.from_numpy(self._cache.resident.view(np.int8)), non_blocking=True)

@@ -1,0 +1,42 @@
+"""What the launches of one layer write and read, for windows of one size; the layers of a window use it in turn.
+
+Letters: R rows, K experts per row, P = R * K pairs, H hidden, I intermediate, G group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lanes.kernels.experts import Jobs, QuantisedRows
+from shared_experts.layout import RecordLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Tensors of fixed places."""
+
+    x: QuantisedRows
+    jobs: Jobs
+    slots: torch.Tensor  # int32 [P]
+    h: torch.Tensor  # fp32 [P, I]
+    y: torch.Tensor  # fp32 [P, H]
+
+    @classmethod
+    def of(cls, layout: RecordLayout, rows: int, chosen: int, device: torch.device) -> Workspace:
+        """For windows of `rows`."""
+        pairs, groups = rows * chosen, layout.hidden // layout.format.group
+
+        def room(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(
+            QuantisedRows(
+                room(rows, layout.hidden, dtype=torch.int8), room(rows, groups), room(rows, groups, dtype=torch.int32)
+            ),
+            Jobs(room(pairs, dtype=torch.int32), room(pairs, rows, dtype=torch.int32)),
+            room(pairs, dtype=torch.int32),
+            room(pairs, layout.intermediate),
+            room(pairs, layout.hidden),
+        )

@@ -1,0 +1,93 @@
+"""The GPU's experts in Triton's interpreter against the CPU's store: every bit, whatever is resident."""
+
+import numpy as np
+import pytest
+import torch
+import triton
+
+from lanes.experts.store import Interrupted
+from lanes.kernels import experts as kernels
+from tests.fakes.gpu_experts import Rig
+
+pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu")
+
+LAYERS, EXPERTS, CHOSEN = 2, 8, 2
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A rig of one tile a matrix: the interpreter takes its time for each program, whatever its size."""
+    monkeypatch.setattr(kernels, "GATE_TILE", 32)
+
+    def make(slots=0, **options):
+        return Rig(slots=slots, **{"hidden": 32, "layers": LAYERS, "experts": EXPERTS, "chosen": CHOSEN, **options})
+
+    return make
+
+
+@pytest.mark.parametrize("slots", [0, 2, 8, 16])
+def test_residency_changes_no_bit(small, slots):
+    rig = small(slots)
+    for seed in (1, 2, 1):
+        rig.window(seed, 1)
+    counters, plain = rig.counters, rig.host_counters
+    assert (counters.cache_admissions > 0) == (slots > 0)
+    assert counters.expert_hits + counters.expert_misses == plain.expert_misses == LAYERS * CHOSEN * 3
+    assert counters.expert_hit_bytes + counters.expert_miss_bytes == plain.expert_miss_bytes
+    assert (counters.expert_hits >= LAYERS * CHOSEN) == (slots >= 8)  # the last window repeats the first
+
+
+def test_windows_of_every_size_and_a_prompt(small):
+    rig, seen = small(16), []
+    rig.experts.recorder = seen.append
+    for seed, rows in enumerate((4, 3, 5)):
+        rig.window(seed, rows)
+    assert [window.window_rows for window in seen] == [4, 3, 5]
+    assert [int(window.rows.sum()) for window in seen] == [LAYERS * CHOSEN * rows for rows in (4, 3, 5)]
+    assert all((np.diff(window.keys) > 0).all() for window in seen)
+
+
+def test_a_slot_is_read_and_not_the_region(small):
+    rig = small(16)
+    rig.window(4, 1)
+    rig.experts.forward(0, *choose([[0, 7]]))
+    before = rig.experts.forward(1, *choose([[0, 7]]))
+    rig.experts.end_window()
+    rig.region._bytes[:] = 0  # by now both are resident
+    assert torch.equal(rig.experts.forward(1, *choose([[0, 7]])), before)
+
+
+def test_rows_that_were_wrong_are_counted_but_not_kept(small):
+    rig, seen = small(16), []
+    rig.experts.recorder = seen.append
+    rig.experts.forward(1, *choose([[0, 1], [1, 2], [5, 6]]))
+    rig.experts.keep(1)
+    rig.experts.end_window()
+    (window,) = seen
+    assert (window.keys.tolist(), window.rows.tolist(), window.window_rows) == ([8, 9], [1, 1], 1)
+    assert (rig.counters.expert_misses, rig.counters.expert_miss_bytes) == (6, 5 * rig.region.info.record_bytes)
+    assert rig.cache.resident[1].nonzero()[0].tolist() == [0, 1]
+
+
+def test_a_draft_layer_counts_once_a_window_for_the_cache(small):
+    rig, seen = small(16), []
+    rig.experts.recorder = seen.append
+    for ids in ([[0, 1]], [[1, 2]], [[1, 3]]):
+        rig.experts.forward(LAYERS - 1, *choose(ids))
+    rig.experts.end_window()
+    assert seen[0].keys.tolist() == [8, 9, 10, 11]
+    assert seen[0].rows.tolist() == [1, 1, 1, 1]
+    assert rig.counters.expert_misses == 6
+
+
+def test_it_can_be_left_before_a_layer(small):
+    rig = small()
+    rig.experts.stopped = lambda: True
+    with pytest.raises(Interrupted):
+        rig.experts.forward(0, *choose([[0, 1]]))
+
+
+def choose(ids):
+    """(x, ids, weights)."""
+    chosen = torch.tensor(ids)
+    return torch.linspace(-1, 1, 32 * len(ids)).reshape(-1, 32), chosen, torch.full(chosen.shape, 0.5)
