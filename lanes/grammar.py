@@ -2,6 +2,9 @@
 
 The grammar library (llguidance) compiles and parses; this file gives it the pack's tokenizer and the lane's rows.
 
+A grammar is compiled in a thread of its own while the prompt is read, and waited for no longer than a limit: the
+library cannot be stopped, so a compilation that takes longer ends by itself, with nobody's request behind it.
+
 Not here: where grammars come from (the coordinator writes them), the draw (sampler). Invariants: the state is a
 function of (grammar, output so far), so a replay goes on as the lost lane would have; a row never loses all its tokens;
 while a generation has a grammar, only tokens that it allows are drawn, and a stop id only where the grammar may end.
@@ -11,12 +14,14 @@ Letters: V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from lanes import limits
 from lanes.errors import BadGrammar
@@ -57,18 +62,57 @@ class Grammar:
             raise BadGrammar("the grammar's bounds were exceeded")
 
 
+class Compiling:
+    """A grammar on its way. Use `Grammars.begin`."""
+
+    def __init__(self, compile_it: Callable[[], Grammar]) -> None:
+        self._compile_it = compile_it
+        self._result: Grammar | BadGrammar | None = None
+        self._done = threading.Event()
+        threading.Thread(target=self._run, name="grammar", daemon=True).start()
+
+    def result(self, stopped: Callable[[], bool] = lambda: False) -> Grammar | None:
+        """The grammar; None when `stopped()` first. BadGrammar when there is none, or none within GRAMMAR_COMPILE_S of
+        this call."""
+        end_s = time.monotonic() + limits.GRAMMAR_COMPILE_S
+        while not self._done.wait(limits.GRAMMAR_LOOK_S):
+            if stopped():
+                return None
+            if time.monotonic() > end_s:
+                raise BadGrammar("the grammar takes too long to compile")
+        if isinstance(self._result, BadGrammar):
+            raise self._result
+        return self._result
+
+    def _run(self) -> None:
+        try:
+            self._result = self._compile_it()
+        except BadGrammar as error:
+            self._result = error
+        except Exception as error:  # of the library, whose bugs are not this lane's end
+            self._result = BadGrammar(f"the grammar cannot be used: {type(error).__name__}")
+        finally:
+            self._done.set()
+
+
 class Grammars:
     """A lane's: the pack's tokenizer in the library's form, made when it is first needed."""
 
     def __init__(self, tokenizer: Path, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._path, self._vocab_size, self._eos_ids = tokenizer, vocab_size, list(eos_ids) or [0]
         self._tokenizer: LLTokenizer | None = None
+        self._loading = threading.Lock()
+        self._limits = LLParserLimits(max_grammar_size=limits.MAX_GRAMMAR_SYMBOLS)
 
-    def begin(self, grammar: str, output: Sequence[int], stop_ids: Sequence[int]) -> Grammar:
-        """The state after `output`, which an earlier lane has sent. BadGrammar when that cannot be."""
-        if self._tokenizer is None:
-            self._tokenizer = self._load()
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+    def begin(self, grammar: str, output: Sequence[int], stop_ids: Sequence[int]) -> Compiling:
+        """Compiles; the grammar's state will be that after `output`, which an earlier lane has sent."""
+        return Compiling(lambda: self._compile(grammar, output, stop_ids))
+
+    def _compile(self, grammar: str, output: Sequence[int], stop_ids: Sequence[int]) -> Grammar:
+        with self._loading:
+            if self._tokenizer is None:
+                self._tokenizer = self._load()
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise BadGrammar("the grammar cannot be used")
         if output and not matcher.consume_tokens(list(output)):

@@ -75,6 +75,9 @@ class Model(Protocol):
     def forget_hints(self) -> None:
         """Hinted tokens will not come."""
 
+    def erase(self) -> None:
+        """Zeroes what buffers hold of earlier windows."""
+
     def commit(self, state: SequenceState, rows: int) -> None:
         """The first rows of the state's trial window belong to the sequence."""
 
@@ -105,13 +108,18 @@ class ModelRunner:
         self._states = states
         self._experts = experts
         self._conversations = Conversations(states, Counters()) if conversations is None else conversations
+        self._tenant = b""  # whose rows scratch buffers may hold
 
     def begin(self, max_tokens: int) -> int:
         """Opens a state slot."""
         return self._states.open(max_tokens)
 
     def resume(self, prompt_ids: Sequence[int], max_tokens: int, tenant: bytes) -> Begun:
-        """Takes a conversation up, or opens one."""
+        """Takes a conversation up, or opens one; buffers of the last tenant's windows are zeroed for another's."""
+        if tenant != self._tenant:
+            self._experts.erase()
+            self._model.erase()
+            self._tenant = tenant
         return self._conversations.begin(prompt_ids, max_tokens, tenant)
 
     def checkpoint(self, slot: int) -> None:
@@ -161,7 +169,9 @@ class ModelRunner:
     def end(self, slot: int) -> None:
         """The conversation waits, a begun sequence's slot closes; what was still read ahead is given up."""
         self._model.forget_hints()
-        self._states[slot].trial = None
+        if (trial := self._states[slot].trial) is not None:
+            trial.erase()
+            self._states[slot].trial = None
         if slot in self._conversations:
             self._conversations.end(slot)
         else:

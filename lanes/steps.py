@@ -23,7 +23,7 @@ from lanes.counters import Counters
 from lanes.drafts.drafter import Drafter, Drafting
 from lanes.errors import BadGrammar, LaneError, NonFiniteLogits, SlowReader
 from lanes.generation import Generation
-from lanes.grammar import Grammar, Grammars
+from lanes.grammar import Compiling, Grammar, Grammars
 from lanes.request import Request
 from lanes.runner import Logits, Runner
 from lanes.state.reuse import marks, parts
@@ -77,7 +77,7 @@ class Steps:
         self._counters.requests += 1
         request = generation.request
         try:
-            grammar = self._grammar(request)
+            compiling = self._compile(request)
         except BadGrammar as error:
             return Outcome("error", error)
         # The last token of an answer is never read back.
@@ -89,7 +89,10 @@ class Steps:
             if logits is None:
                 return Outcome("cancelled")
             generation.reading = False
+            grammar = compiling.result(generation.cancelled) if compiling else None
             return (yield from self._decode(generation, slot, logits, grammar))
+        except BadGrammar as error:  # before the first token
+            return Outcome("error", error)
         finally:
             self._runner.end(slot)
 
@@ -121,7 +124,7 @@ class Steps:
             yield
         return logits
 
-    def _grammar(self, request: Request) -> Grammar | None:
+    def _compile(self, request: Request) -> Compiling | None:
         if not request.grammar:
             return None
         if self._grammars is None:

@@ -98,17 +98,22 @@ class ParkDisk:
         (self.folder / saved.name).unlink(missing_ok=True)
 
     def prune(self, room_bytes: int = 0) -> None:
-        """Removes what is too old, and the oldest until `room_bytes` more fit."""
+        """Removes what is too old, what is larger than anything written here, and the oldest until `room_bytes` more
+        fit. A file with holes, which is none of ours, counts for what it takes: it makes no other one go."""
         now_s, files = time.time(), self._files()
-        held = sum(status.st_size for _, status in files)
         for path, status in files:
-            if now_s - status.st_mtime > self._most_age_s or held + room_bytes > self._most_bytes:
+            if now_s - status.st_mtime > self._most_age_s or status.st_size > self._most_bytes:
                 path.unlink(missing_ok=True)
-                held -= status.st_size
+        files = self._files()
+        held = sum(_taken(status) for _, status in files)
+        for path, status in files:
+            if held + room_bytes > self._most_bytes:
+                path.unlink(missing_ok=True)
+                held -= _taken(status)
 
     def stored_bytes(self) -> int:
         """Of all files."""
-        return sum(status.st_size for _, status in self._files())
+        return sum(_taken(status) for _, status in self._files())
 
     def load(self) -> Iterator[tuple[Saved, Iterator[Bytes]]]:
         """Conversations, the latest first, each with an iterator of its parts' bytes, which raises ParkRefused at a
@@ -168,6 +173,11 @@ class ParkDisk:
 
 class _Foreign(Exception):
     """Not a conversation of this pack."""
+
+
+def _taken(status: os.stat_result) -> int:
+    """Bytes of a file on the disk; at most its size, which a hole makes larger."""
+    return min(status.st_size, 512 * status.st_blocks)
 
 
 def _parts(saved: Saved, read: Callable[[int], bytes]) -> Iterator[Bytes]:

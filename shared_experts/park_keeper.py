@@ -55,7 +55,7 @@ class ParkKeeper:
         for saved, parts in self._disk.load():
             needed = sum(-(-size // self._index.segment_bytes) for _, size in saved.parts) * self._index.segment_bytes
             if self._index.used_segments * self._index.segment_bytes + needed > room:
-                break
+                continue  # a smaller one may still fit
             try:
                 answers = self._index.lease(HOLDER, saved.tenant, saved.parts)
                 for segments, data in zip(answers, parts, strict=True):

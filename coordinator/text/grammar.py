@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 
 from coordinator import limits
 from coordinator.errors import BadRequest, OutOfRange
@@ -58,7 +58,7 @@ def write_grammar(
     grammar = "\n".join([f"start: {thought}answer", f"answer: {' | '.join(kinds)}", *rules])
     if len(grammar.encode()) > limits.GRAMMAR_BYTES:
         raise OutOfRange(f"schemas have at most {limits.GRAMMAR_BYTES} bytes", param=bound.param)
-    if LLMatcher.validate_grammar(grammar):
+    if LLMatcher.validate_grammar(grammar, limits=LLParserLimits(max_grammar_size=limits.GRAMMAR_SYMBOLS)):
         raise BadRequest("the schema cannot be kept: it is no JSON schema, or too complex", param=bound.param)
     return grammar
 

@@ -1,5 +1,6 @@
-"""Which schemas are handed to the grammar library at all: it follows references on its stack, and looks for a text that
-all patterns of one value match, which takes twice as long with each of them and cannot be stopped.
+"""Which schemas are handed to the grammar library at all: it follows references on its stack, looks for a text that
+all patterns of one value match, which takes twice as long with each of them, and compares properties with one another;
+none of which can be stopped.
 
 Not here: whether a schema can be kept (the library says so). Invariant: an upper bound, so a schema that passes is
 shallow in whatever order its references are followed.
@@ -19,10 +20,14 @@ _SAME_VALUE = ("allOf", "anyOf", "oneOf")  # what is below describes the value t
 
 
 def check_schema(schema: Mapping[str, Any], param: str) -> None:
-    """`OutOfRange` for a schema whose references go too deep, or that lays too many patterns on one value."""
+    """`OutOfRange` for a schema whose references go too deep, that lays too many patterns on one value, or that names
+    too many properties."""
     depths: dict[int, int] = {}
     _depth(schema, depths)
     mappings = list(_mappings(schema))
+    named = (node.get("properties") for node in mappings)
+    if sum(len(properties) for properties in named if isinstance(properties, Mapping)) > limits.SCHEMA_PROPERTIES:
+        raise OutOfRange(f"a schema has at most {limits.SCHEMA_PROPERTIES} properties", param=param)
     references = {node[key] for node in mappings for key in _REFERENCES if isinstance(node.get(key), str)}
     levels = depths[id(schema)]
     targets: dict[str, Any] = {}

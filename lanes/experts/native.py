@@ -55,6 +55,8 @@ def _library() -> ctypes.CDLL:
         library.expert_pool_destroy.argtypes = [pointer]
         library.expert_pool_destroy.restype = None
         library.expert_pool_isa.argtypes = [pointer]
+        library.expert_pool_erase.argtypes = [pointer]
+        library.expert_pool_erase.restype = ctypes.c_int64
         library.expert_error_text.restype = ctypes.c_char_p
         library.expert_run.argtypes = [pointer, pointer, i32, pointer, pointer, pointer, i32, pointer, pointer]
         library.expert_combine.argtypes = [pointer, i32, i32, i32, pointer, i32, pointer, pointer, pointer]
@@ -189,6 +191,10 @@ class ExpertKernel:
         )  # fmt: skip
         self._raise(code)
         return total.value
+
+    def erase(self) -> int:
+        """Zeroes what buffers hold of earlier rows; returns how many bytes were not zero."""
+        return int(self._library.expert_pool_erase(self._open()))
 
     def close(self) -> None:
         """Ends the threads; later calls fail. Safe to call twice."""

@@ -46,6 +46,9 @@ class Kernel(Protocol):
     ) -> Any:
         """Every row's weighted sum, k in ascending order."""
 
+    def erase(self) -> Any:
+        """Zeroes what buffers hold of earlier rows."""
+
 
 class Interrupted(Exception):
     """The window was given up between two layers; its sequences' states are half advanced."""
@@ -97,6 +100,12 @@ class ExpertStore:
         for layer, ids in self._chosen.items():
             np.subtract.at(self._rows[layer], ids[rows:].reshape(-1), 1)
         self._window_rows = rows
+
+    def erase(self) -> None:
+        """Zeroes what scratch holds of earlier windows: the next one is another tenant's."""
+        self._scratch.fill(0.0)
+        self._chosen.clear()
+        self._kernel.erase()
 
     def end_window(self) -> None:
         """The safe point: residency may change now, and only now."""

@@ -49,6 +49,10 @@ class Model(Protocol):
         """Hinted tokens will not come."""
         ...
 
+    def erase(self) -> None:
+        """Zeroes what buffers hold of earlier windows: the next one is another tenant's."""
+        ...
+
     def commit(self, state: SequenceState, rows: int) -> None:
         """The first `rows` rows of the state's trial window belong to the sequence, the others never were."""
         ...

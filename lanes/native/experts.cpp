@@ -215,6 +215,12 @@ EXPORT void expert_pool_destroy(expert_pool* pool) { delete pool; }
 
 EXPORT int32_t expert_pool_isa(const expert_pool* pool) { return pool ? pool->isa->id : 0; }
 
+EXPORT int64_t expert_pool_erase(expert_pool* pool) {
+  if (!pool) return 0;
+  const std::lock_guard<std::mutex> alone(pool->pool.callers);
+  return pool->x_rows.erase() + pool->mid_rows.erase();
+}
+
 EXPORT int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jobs, const uint8_t* const* records,
                       const int32_t* row_offsets, const int32_t* row_index, int32_t rows, const float* x, float* out) {
   if (!pool || !valid(layout) || !valid(jobs, records) || rows < 0 || rows > kMaxRows || !row_offsets || row_offsets[0])

@@ -35,6 +35,8 @@ int expert_pool_create(int32_t isa, const int32_t* cores, int32_t n, expert_pool
 void expert_pool_destroy(expert_pool* pool);
 int32_t expert_pool_isa(const expert_pool* pool);
 int32_t expert_best_isa(void);
+// Zeroes what the pool keeps of earlier calls' rows; returns how many bytes were not zero. NULL holds none.
+int64_t expert_pool_erase(expert_pool* pool);
 const char* expert_error_text(int code);
 
 // out[p, :] = expert_j(x[row_index[p], :]) for every pair p in row_offsets[j]..row_offsets[j+1], unweighted.

@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 #include "arithmetic.h"
@@ -21,10 +22,17 @@ struct Buffer {
   uint8_t* data = nullptr;
   size_t bytes = 0;
   ~Buffer() { std::free(data); }
+  int64_t erase() {  // returns how many bytes were not zero
+    if (!data) return 0;
+    const int64_t held = std::count_if(data, data + bytes, [](uint8_t byte) { return byte != 0; });
+    explicit_bzero(data, bytes);
+    return held;
+  }
   uint8_t* at_least(size_t wanted) {
     if (wanted > bytes) {
+      erase();
       std::free(data);
-      bytes = 0;
+      data = nullptr, bytes = 0;
       wanted = (wanted + 4095) / 4096 * 4096;
       data = static_cast<uint8_t*>(std::aligned_alloc(4096, wanted));
       if (!data) throw std::bad_alloc();

@@ -40,6 +40,13 @@ class Trial:
         """How many rows are on trial."""
         return self.token_ids.shape[0]
 
+    def erase(self) -> None:
+        """Zeroes everything; the rows never were."""
+        tensors = [x for inputs in self.recurrent.values() for x in (*inputs.steps, inputs.columns)]
+        for tensor in (*tensors, *self.ngram.values(), self.streams, self._scratch):
+            if tensor is not None:
+                tensor.zero_()
+
     def copy_of(self, matrix: torch.Tensor) -> torch.Tensor:
         """A layer's matrix to run the rows on; one buffer for all layers, which run one after another."""
         if self._scratch is None or self._scratch.shape != matrix.shape:

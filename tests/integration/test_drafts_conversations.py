@@ -9,6 +9,7 @@ from lanes.request import Request, Sampling
 from lanes.runner import ModelRunner
 from lanes.state.conversations import Conversations
 from lanes.state.pool import StatePool
+from lanes.window import Window
 from tests.fakes.drafts import convinced, oracle, scripted
 from tests.integration.test_drafts_answers import PROMPT, Rig, rig  # noqa: F401  a fixture
 
@@ -57,3 +58,30 @@ async def test_turns_go_on_with_drafts_as_without(rig, remembering, hints):  # n
         expected = [t.id for t in (await rig.answer(None, branch))[0]]
         assert [t.id for t in (await remembering.answer(drafter_of(text), branch))[0]] == expected, name
         remembering.runner._conversations.forget()
+
+
+async def test_what_a_tenants_windows_left_in_buffers_is_gone_before_anothers(rig, remembering):  # noqa: F811
+    drafter = Drafter(3, remembering.runner.guess, beliefs=convinced())
+    kernel, drafts = rig.store._kernel, remembering.runner._model._drafts
+
+    def request(tenant):
+        return Request("r", tuple(PROMPT), 15, Sampling(temperature=0.7, seed=5), tenant_salt=tenant)
+
+    first, _ = await remembering.answer(drafter, request(b"a"))
+    again, _ = await remembering.answer(drafter, request(b"a"))
+    scratch, chained = rig.store._scratch, drafts._chained
+    assert scratch.any()
+    assert chained.any()
+    runner = remembering.runner
+    slot = runner.resume([1, 2, 3], 8, b"b").slot
+    assert not scratch.any()
+    assert not chained.any()
+    assert kernel.erase() == 0, "erased already"
+    assert runner.forward(Window.of_sequence([1, 2], 0, slot, trial=True), lambda: False) is not None
+    trial = runner._states[slot].trial
+    runner.end(slot)  # cancelled before a commit
+    left = [x for inputs in trial.recurrent.values() for x in (*inputs.steps, inputs.columns)]
+    assert not any(x.any() for x in (*left, *trial.ngram.values(), trial.streams, trial._scratch))
+    other, _ = await remembering.answer(drafter, request(b"b"))
+    assert kernel.erase() > 0
+    assert [t.id for t in first] == [t.id for t in again] == [t.id for t in other]

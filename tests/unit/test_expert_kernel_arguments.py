@@ -218,6 +218,7 @@ def test_the_library_checks_what_the_binding_cannot_get_wrong():
     assert library.expert_combine(None, 0, 1, 1, None, 0, None, None, None) == 1
     assert library.expert_read(None, None, 0, None, None) == 1
     assert library.expert_pool_isa(None) == 0
+    assert library.expert_pool_erase(None) == 0
     library.expert_pool_destroy(None)
     assert [bool(library.expert_error_text(c)) for c in range(6)] == [True] * 6
 

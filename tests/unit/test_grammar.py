@@ -1,7 +1,9 @@
 """Grammars as the coordinator writes them, kept by the lane's masks on rows of random logits."""
 
+import bisect
 import json
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from coordinator.text.tokenizer import Tokenizer
 from lanes import limits
 from lanes.answer import Answer
 from lanes.errors import BadGrammar
-from lanes.grammar import Grammars
+from lanes.grammar import Compiling, Grammars
 from lanes.request import Request, Sampling
 from tests.fakes.doors import VOCAB_SIZE, thinking_dir
 
@@ -48,7 +50,7 @@ def answer(grammars, grammar, seed, *, most=400, cut=0, sampling=None):
             "r", (1, *output), most + len(output), sampling or Sampling(1.0, seed=seed), frozenset({END}),
             replayed_tokens=len(output), grammar=grammar,
         )  # fmt: skip
-        return Answer(request, VOCAB_SIZE + 16, grammars.begin(grammar, request.replayed_ids, [END]))
+        return Answer(request, VOCAB_SIZE + 16, grammars.begin(grammar, request.replayed_ids, [END]).result())
 
     drawing = begin()
     while len(output) < most:
@@ -195,6 +197,70 @@ def test_looking_for_patterns_is_bounded(monkeypatch):
         write(Bound("f", {"allOf": patterns(2)}))
 
 
+def numbers(count):
+    return {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(count)}}
+
+
+def test_properties_are_bounded(monkeypatch):
+    monkeypatch.setattr(door, "SCHEMA_PROPERTIES", 20)
+    write(Bound("f", {"anyOf": [numbers(10), numbers(10)]}))
+    for bound, tools in (
+        (Bound("f", {"anyOf": [numbers(10), numbers(11)]}), ()),
+        (Bound("f", must_call=("t",)), [Tool.of("t", "", numbers(21))]),
+    ):
+        with pytest.raises(OutOfRange):
+            write(bound, tools)
+
+
+def test_symbols_are_bounded_at_the_door_and_in_a_lane(monkeypatch):
+    assert door.GRAMMAR_SYMBOLS <= limits.MAX_GRAMMAR_SYMBOLS
+    grammar = write(Bound("f", numbers(50)))
+
+    def at_the_door():
+        write(Bound("f", numbers(50)))
+
+    def in_a_lane():
+        Grammars(thinking_dir() / "tokenizer.json", VOCAB_SIZE, (END,)).begin(grammar, (), [END]).result()
+
+    def refused(symbols):
+        monkeypatch.setattr(door, "GRAMMAR_SYMBOLS", symbols)
+        monkeypatch.setattr(limits, "MAX_GRAMMAR_SYMBOLS", symbols)
+        found = []
+        for ask, error in ((at_the_door, BadRequest), (in_a_lane, BadGrammar)):
+            try:
+                ask()
+                found.append(False)
+            except error:
+                found.append(True)
+        assert found[0] or not found[1], "a lane takes what a door took"
+        return found
+
+    bounds = range(1, 1001)
+    assert refused(bounds[0]) == [True, True]
+    assert refused(bounds[-1]) == [False, False]
+    for side in (0, 1):
+        edge = bisect.bisect_left(bounds, True, key=lambda symbols: not refused(symbols)[side])
+        assert (refused(bounds[edge])[side], refused(bounds[edge - 1])[side]) == (False, True)
+
+
+def test_a_compilation_is_waited_for_until_a_limit_or_a_cancel(monkeypatch):
+    go_on = threading.Event()
+    slow = Compiling(lambda: go_on.wait(60) and "made")
+    assert slow.result(lambda: True) is None
+    monkeypatch.setattr(limits, "GRAMMAR_COMPILE_S", 0.05)
+    with pytest.raises(BadGrammar, match="too long"):
+        slow.result()
+    go_on.set()
+    monkeypatch.setattr(limits, "GRAMMAR_COMPILE_S", 60.0)
+    assert slow.result() == "made"
+
+    def broken():
+        raise RuntimeError("of the library")
+
+    with pytest.raises(BadGrammar):
+        Compiling(broken).result()
+
+
 def test_what_a_client_names_stays_a_name(grammars):
     evil = 'x"\nstart: /.*/\n"'
     grammar = write(Bound("f", must_call=(evil,)), [Tool.of(evil, None, {"const": {}})])
@@ -205,18 +271,18 @@ def test_what_a_client_names_stays_a_name(grammars):
 @pytest.mark.parametrize("grammar", ["start: (", "start: nothing", "%json", "x" * 100])
 def test_a_lane_refuses_what_is_no_grammar(grammars, grammar):
     with pytest.raises(BadGrammar):
-        grammars.begin(grammar, (), [END])
+        grammars.begin(grammar, (), [END]).result()
     with pytest.raises(BadGrammar):
-        grammars.begin(write(Bound("f", SCHEMA)), (60, 61, 62), [END])
+        grammars.begin(write(Bound("f", SCHEMA)), (60, 61, 62), [END]).result()
 
 
 def test_a_tokenizer_over_the_limit_is_not_read(tmp_path, monkeypatch):
     file = tmp_path / "tokenizer.json"
     file.write_bytes((thinking_dir() / "tokenizer.json").read_bytes())
     monkeypatch.setattr(limits, "MAX_TOKENIZER_BYTES", file.stat().st_size)
-    Grammars(file, VOCAB_SIZE, (END,)).begin('start: "a"', (), [END])
+    Grammars(file, VOCAB_SIZE, (END,)).begin('start: "a"', (), [END]).result()
     monkeypatch.setattr(limits, "MAX_TOKENIZER_BYTES", file.stat().st_size - 1)
     with pytest.raises(BadGrammar):
-        Grammars(file, VOCAB_SIZE, (END,)).begin('start: "a"', (), [END])
+        Grammars(file, VOCAB_SIZE, (END,)).begin('start: "a"', (), [END]).result()
     with pytest.raises(BadGrammar):
-        Grammars(tmp_path / "none", VOCAB_SIZE, (END,)).begin('start: "a"', (), [END])
+        Grammars(tmp_path / "none", VOCAB_SIZE, (END,)).begin('start: "a"', (), [END]).result()

@@ -97,6 +97,42 @@ def test_bytes_and_age_are_bounded(disk, tmp_path):
     assert [parts[0][:1] for _, parts in everything(small)] == [b"\x08"]
 
 
+def sparse(path, size_bytes, begins=b""):
+    with open(path, "wb") as file:
+        file.write(begins)
+        file.truncate(size_bytes)
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 20, (1 << 20) + 1, 1 << 40])
+def test_a_planted_file_with_holes_makes_no_other_one_go(disk, size_bytes):
+    kept = [put(disk, b"p", b"c", b"h%d" % number) for number in range(3)]
+    for name in ("a", "b"):  # newer than all others
+        sparse(disk.folder / f"{name}.park", size_bytes)
+    assert disk.stored_bytes() < 4096
+    assert {saved for saved, _ in everything(disk)} == set(kept)
+    put(disk, b"p", b"c", b"another")
+    assert len(everything(disk)) == 4
+
+
+def test_a_planted_conversation_larger_than_the_pool_keeps_no_other_one_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(lane_limits, "PAGE_TOKENS", 16)
+    path, folder = tmp_path / "park.sock", tmp_path / "park"
+    prompt = [*ids(100), 1]
+    with ParkServer(path, 1 << 20, segment_bytes=SEGMENT, disk=ParkDisk(folder, F, 1 << 30)):
+        a = lane_on(path)
+        turn(a, prompt, tenant=b"t")
+        settle(a)
+        wait_for(lambda: len(list(folder.glob("*.park"))) == 1)
+        a.park.close()
+    huge = Saved(b"t" * 16, 1, (Mark(9, b"c" * 16, 1),), ((b"d" * 16, 1 << 29), (b"e" * 16, 1), (b"f" * 16, 1)))
+    head = ParkDisk(folder, F, 1 << 30)._head(huge)
+    sparse(folder / huge.name, len(head) + (1 << 29) + 2, head)
+    with ParkServer(path, 1 << 20, segment_bytes=SEGMENT, disk=ParkDisk(folder, F, 1 << 30)):
+        b = lane_on(path)
+        assert turn(b, [*prompt, 2], tenant=b"t") == 101
+        b.park.close()
+
+
 def test_a_write_that_fails_leaves_nothing(disk):
     def broken(part):
         if part == 1:

@@ -89,6 +89,13 @@ class Qwen4Exp:
         for layer in self.ngrams:
             layer.forget_hints()
 
+    def erase(self) -> None:
+        """Zeroes what is kept of the last window's rows."""
+        for layer in self._ngrams:
+            layer.erase()
+        if self._drafts is not None:
+            self._drafts.erase()
+
     @torch.no_grad()
     def forward(self, window: Window, states: Mapping[int, SequenceState]) -> torch.Tensor:
         """Runs the rows and returns fp32 logits [rows that want them, V], in row order."""

@@ -63,6 +63,11 @@ class DraftLayer:
         """From now on only these tokens are named: `guess` answers with their logits [D], in this order."""
         self._head = self._head[torch.tensor(token_ids, device=self._head.device)]
 
+    def erase(self) -> None:
+        """Zeroes what is kept of the last guess, which nothing may go on from then."""
+        self._chained.zero_()
+        self._chained = self._chained[:0]
+
     def follow(self, state: SequenceState, streams: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Accepted rows, streams fp32 [R, S·H], ids [R]: they wait, or are remembered. Before `state.length` moves."""
         draft = _draft(state)
@@ -79,14 +84,15 @@ class DraftLayer:
     def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
         """Logits fp32 [D] of what follows `token`, which follows the sequence (number 0) or the guess before it."""
         draft = _draft(state)
+        chained = self._chained
         if number == 0:
             # All room at once: rows of guesses lie past the length, and growing would lose them.
             state.reserve(min(state.capacity_tokens, state.length + MOST_GUESSES))
             last = draft.waiting - 1
             self._remember(state, state.length - draft.waiting, draft.streams[:last], draft.ids[1 : last + 1])
             draft.streams[0], draft.ids[0], draft.waiting = draft.streams[last].clone(), draft.ids[last].clone(), 1
-            self._chained = draft.streams[:1]
-        x, rows = self._input(state, state.length - 1 + number, self._chained, torch.tensor([token]))
+            chained = draft.streams[:1]
+        x, rows = self._input(state, state.length - 1 + number, chained, torch.tensor([token]))
         x = self._thinking(self._attending(x, rows), rows)
         self._chained = x.flatten(1)
         u, _ = self._mixer(x)

@@ -102,6 +102,10 @@ class NgramLayer:
         """Hinted windows will not come."""
         self.table.forget()
 
+    def erase(self) -> None:
+        """Zeroes what is kept of the last window."""
+        self._asked.zero_()
+
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """x [R, S, H], changed in place and returned; `begin` has seen the same rows."""
         spec = self._spec
