@@ -130,8 +130,16 @@ def refusal(error: grpc.aio.AioRpcError) -> CoordinatorError:
     if code := _trailing(error).get(ERROR_CODE_KEY):
         return reported(code, said)
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return reported("unreachable", f"nobody answers there: {said}")
+        return reported("unreachable", _unreachable(said))
     return reported(error.code().name.lower(), said)
+
+
+def _unreachable(said: str) -> str:
+    """gRPC names attempts, layers and fields; the last of its words are the reason."""
+    if "HTTP/2" in said or "http1" in said:
+        return "what answers there does not speak gRPC; the gRPC door has an address of its own (`expressway status`)"
+    reason = said.rpartition(": ")[2].rpartition("address lookup failed for ")[2].strip("[] ")
+    return f"nobody answers there: {reason[:200] or 'no reason given'}"
 
 
 def _trailing(error: grpc.aio.AioRpcError) -> Mapping[str, str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from coordinator.errors import BadAddress, BadOption, BadPack
 from coordinator.host.lane_options import LaneOptions
 from coordinator.host.rundir import check_socket_path
+from coordinator.pack_file import MANIFEST
 from coordinator.tls import Tls
 
 LANES_MAX = 256
@@ -188,8 +189,8 @@ def check_pack(pack: Path) -> Path:
         raise BadPack(f"{pack}: no such directory")
     if not pack.is_dir():
         raise BadPack(f"{pack}: is a file; a pack is a directory")
-    if not (pack / "manifest.msgpack").is_file():
-        raise BadPack(f"{pack}: no manifest.msgpack in it; make a pack with `expressway pack`")
+    if not (pack / MANIFEST).is_file():
+        raise BadPack(f"{pack}: no {MANIFEST} in it; make a pack with `expressway pack`")
     return pack.resolve()
 
 

@@ -30,6 +30,7 @@ from coordinator.errors import BadAddress
 from coordinator.fleet.lane_view import Roster
 from coordinator.generation_config import GenerationConfig
 from coordinator.grpc_server import start_server
+from coordinator.pack_facts import read_digests
 from coordinator.serving import Serving
 from coordinator.telemetry.journal import Journal
 from coordinator.telemetry.stats import Recorder
@@ -72,13 +73,15 @@ async def start_doors(
     auth: Auth | None = None,
     tls: Tls | None = None,
 ) -> Doors:
-    """Opens both doors. `tokenizer_dir` holds the pack's tokenizer and generation config, or none of them.
+    """Opens both doors. `tokenizer_dir` holds the pack's tokenizer and generation config, or none of them; with a
+    manifest beside them, only files that it names, as it has them.
 
     Raises `SetupError`.
     """
-    tokenizer = await asyncio.to_thread(Tokenizer.load, tokenizer_dir)
-    generation = await asyncio.to_thread(GenerationConfig.load, tokenizer_dir)
-    chat_format = await asyncio.to_thread(ChatFormat.load, tokenizer_dir)
+    digests = await asyncio.to_thread(read_digests, tokenizer_dir)
+    tokenizer = await asyncio.to_thread(Tokenizer.load, tokenizer_dir, digests)
+    generation = await asyncio.to_thread(GenerationConfig.load, tokenizer_dir, digests)
+    chat_format = await asyncio.to_thread(ChatFormat.load, tokenizer_dir, digests)
     dispatcher = Dispatcher(roster, queue_bound=queue_requests)
     serving = Serving(roster, dispatcher, TextDesk(tokenizer, chat_format), generation, recorder, journal, auth)
     health = HealthFollower(roster, SERVICE)

@@ -1,7 +1,7 @@
 """What the model's makers recommend: the pack's `generation_config.json`, as sampling defaults and end ids.
 
-Not here: what a client says, which always wins. Invariant: nothing in that file keeps a server from starting; a field
-that cannot be used is named in the log and ignored, and what is used is inside `limits`.
+Not here: what a client says, which always wins. Invariant: nothing that a maker wrote there keeps a server from
+starting; a field that cannot be used is named in the log and ignored, and what is used is inside `limits`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import structlog
 from coordinator import limits
 from coordinator.errors import RequestError
 from coordinator.fleet.lane_view import ModelView
-from coordinator.pack_file import read_pack_file
+from coordinator.pack_file import Digests, read_pack_file
 from coordinator.sampling import Defaults, Wanted, check_sampling
 
 FILE_NAME = "generation_config.json"
@@ -36,10 +36,10 @@ class GenerationConfig:
     end_ids: tuple[int, ...] = ()
 
     @classmethod
-    def load(cls, directory: Path) -> GenerationConfig:
-        """Of a pack; the plain one when it has none."""
+    def load(cls, directory: Path, digests: Digests | None = None) -> GenerationConfig:
+        """Of a pack; the plain one when it has none. BadPack for a file that the pack was not made with."""
         try:
-            value = json.loads(read_pack_file(directory / FILE_NAME, limits.GENERATION_CONFIG_BYTES))
+            value = json.loads(read_pack_file(directory / FILE_NAME, limits.GENERATION_CONFIG_BYTES, digests))
             if not isinstance(value, dict):
                 raise ValueError
         except FileNotFoundError:

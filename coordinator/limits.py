@@ -63,6 +63,7 @@ LANE_CAPACITY: Final = 1  # running generations per lane
 AFFINITY_SESSIONS: Final = 65_536
 REPLAYS: Final = 2  # lanes that may be lost under a request before it fails
 BUFFERED_TOKENS: Final = 1024  # chosen by the lane and not yet taken by the door: more means a reader that has stopped
+STREAM_BUFFER_BYTES: Final = 64 * KIB  # of an event stream that its client has not taken, in the kernel
 
 # --- Time -------------------------------------------------------------------------------------------------------------
 CANCEL_CONFIRM_S: Final = 5.0  # a lane that has not confirmed a cancel by then is suspect

@@ -16,9 +16,11 @@ from typing import Any
 
 from coordinator.errors import BadOption, StartFailed
 from coordinator.launchers.base import module_argv
+from coordinator.pack_file import MANIFEST, Digests
 from coordinator.reported import reported
 from coordinator.request import check_prompt
 
+_FILE = "file."  # names of sections that are files as the checkpoint had them
 INSPECT_TIMEOUT_S = 60.0  # it takes half a second; a network file system may be slow
 
 
@@ -66,6 +68,21 @@ def read_facts(pack: Path) -> PackFacts:
             int(said["experts"]["record_bytes"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StartFailed(f"`python -m shared_experts inspect` does not work: it lacks {error}") from None
+
+
+def read_digests(pack: Path) -> Digests | None:
+    """Of the small files that the pack carries; None for a folder without a manifest."""
+    if not (pack / MANIFEST).is_file():
+        return None
+    said = inspect_pack(pack)
+    try:
+        return {
+            section["name"].removeprefix(_FILE): str(section["sha256"])
+            for section in said["sections"]
+            if section["name"].startswith(_FILE)
+        }
+    except (KeyError, TypeError, AttributeError) as error:
         raise StartFailed(f"`python -m shared_experts inspect` does not work: it lacks {error}") from None
 
 

@@ -15,6 +15,7 @@ from coordinator.config import check_pack
 from coordinator.draft_vocabulary import choose
 from coordinator.errors import BadOption
 from coordinator.generation_config import GenerationConfig
+from coordinator.pack_facts import read_digests
 from coordinator.text.tokenizer import Tokenizer
 
 DEFAULT_SIZE = 32_768
@@ -37,14 +38,15 @@ def command(pack: Path, texts: tuple[Path, ...], out: Path, size: int, as_json: 
 
     A smaller head makes guesses cheaper; a token outside is answered as ever, only never drafted.
     """
-    tokenizer = Tokenizer.load(check_pack(pack))
+    digests = read_digests(check_pack(pack))
+    tokenizer = Tokenizer.load(pack, digests)
     if tokenizer is None:
         raise BadOption(f"{pack}: the pack has no tokenizer")
     ids = [token for text in texts for token in tokenizer.encode(text.read_text(encoding="utf-8", errors="replace"))]
     if not ids:
         raise BadOption("the texts are empty")
     named = (tokenizer.special(name) for name in ENDS)
-    ends = {*GenerationConfig.load(pack).end_ids, *(token for token in named if token is not None)}
+    ends = {*GenerationConfig.load(pack, digests).end_ids, *(token for token in named if token is not None)}
     chosen = choose(ids, size, ends)
     file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     with open(file, "w", encoding="utf-8") as stream:

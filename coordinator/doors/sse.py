@@ -1,11 +1,15 @@
 """Server-sent events on one HTTP response: data lines, keep-alive comments, a bounded patience with slow clients.
 
-Not here: what is sent. Invariant: a client that takes nothing for `limits.WRITE_STALL_S` is cut off with `SlowReader`.
+Not here: what is sent. Invariants: a client that takes nothing for `limits.WRITE_STALL_S` is cut off with `SlowReader`;
+about `limits.STREAM_BUFFER_BYTES` wait for it on our side. Left to itself the kernel takes megabytes, whole answers: a
+lane would write them to their end for a client that reads nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 
 from aiohttp import web
 
@@ -33,6 +37,7 @@ class EventStream:
             self._response = web.StreamResponse(headers={**self._headers, **headers})
             self._response.content_type = "text/event-stream"
             self._response.headers["Cache-Control"] = "no-store"
+            self._bound_buffers()
             await self._response.prepare(self._request)
         return self._response
 
@@ -48,6 +53,15 @@ class EventStream:
             await self._write(b": keep-alive\n\n")
         else:
             await self.send(event)
+
+    def _bound_buffers(self) -> None:
+        transport = self._request.transport
+        if transport is None:
+            return  # the client is gone; the first write says so
+        transport.set_write_buffer_limits(high=limits.STREAM_BUFFER_BYTES // 4)
+        if (connection := transport.get_extra_info("socket")) is not None:
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.STREAM_BUFFER_BYTES)
 
     async def _write(self, data: bytes) -> None:
         response = await self.begin()

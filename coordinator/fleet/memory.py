@@ -27,6 +27,7 @@ class _Process(BaseModel):
     starts: Annotated[int, Field(ge=0)] = 0
     quarantined: bool = False
     drained: bool = False
+    returns: bool = False
 
 
 class _File(BaseModel):
@@ -56,7 +57,7 @@ class FleetMemory:
             log.warning("the fleet's memory cannot be read", reason=type(error).__name__)
             return {}
         return {
-            name: Remembered(tuple(each.crashes), each.starts, each.quarantined, each.drained)
+            name: Remembered(tuple(each.crashes), each.starts, each.quarantined, each.drained, each.returns)
             for name, each in content.processes.items()
         }
 
@@ -68,7 +69,7 @@ class FleetMemory:
             processes={
                 name: _Process(
                     crashes=list(each.crashes[-64:]), starts=each.starts, quarantined=each.quarantined,
-                    drained=each.drained,
+                    drained=each.drained, returns=each.returns,
                 )
                 for name, each in remembered.items()
             }

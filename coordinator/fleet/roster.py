@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,6 @@ class FleetRoster:
         self._on_prefixes: Callable[[PrefixNews], None] = lambda news: None
         self._tasks = Tasks()
         self._memory = memory
-        self._returning: set[str] = set()  # drained for a restart
 
     async def __aenter__(self) -> FleetRoster:
         if self._memory is not None:
@@ -128,15 +127,12 @@ class FleetRoster:
 
     def drain(self, name: str, *, returns: bool) -> None:
         """No new work; `returns`: it will be undrained soon."""
-        self._fleet.drain(name)
-        if returns:
-            self._returning.add(name)
+        self._fleet.drain(name, returns=returns)
         self._publish()
 
     def undrain(self, name: str) -> None:
         """Into service again; started if it does not run."""
         self._fleet.undrain(name, time.monotonic())
-        self._returning.discard(name)
         self._publish()
 
     async def stop(self, name: str) -> None:
@@ -299,7 +295,7 @@ class FleetRoster:
             model=lane.model,
             restarts=self._fleet.restarts(lane.name),
             pid=self._fleet.pid(lane.name),
-            returns=lane.name in self._returning,
+            returns=self._fleet.returns(lane.name),
             device=lane.hello.device if lane.hello else "",
             counters=lane.status.counters,
             steps=step_times(lane.status),
@@ -310,8 +306,7 @@ class FleetRoster:
     def _publish(self) -> None:
         """Call the subscribers when anything but counters has changed."""
         if self._memory is not None:
-            told = self._fleet.remember()
-            self._memory.save({n: replace(r, drained=r.drained and n not in self._returning) for n, r in told.items()})
+            self._memory.save(self._fleet.remember())
         views = tuple(self._view(lane) for lane in self._lanes.values())
         changed = [(v.name, v.state, v.incarnation, v.restarts, v.pid) for v in views] != [
             (v.name, v.state, v.incarnation, v.restarts, v.pid) for v in self._views

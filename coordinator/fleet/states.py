@@ -71,6 +71,7 @@ class Remembered:
     starts: int = 0  # of the life that the last crash ended
     quarantined: bool = False
     drained: bool = False
+    returns: bool = False  # it was drained for a restart, which is to be finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ class _Process:
     life: _Life = _Life.UNBORN
     said: Said = Said.READY
     drained: bool = False  # on request
+    returns: bool = False  # it is being restarted: stopped, it is started again
     starts: int = 0
     pid: int = 0
     since: float = 0.0  # start of this life
@@ -178,8 +180,7 @@ class Fleet:
                 if process.starts != known.starts:
                     self._began(known, process, now)
             elif process.exit_code is None:
-                known.life = _Life.STOPPED if process.starts else _Life.UNBORN
-                known.asked, known.starts, known.pid = False, process.starts, 0
+                self._stopped(known, process, now)
             elif process.starts != known.starts or known.life not in (_Life.DEAD, _Life.QUARANTINED):
                 self._crashed(known, process, now)
 
@@ -205,14 +206,20 @@ class Fleet:
         elif self._may_answer_from is None:
             self._may_answer_from = now
 
-    def drain(self, name: str) -> None:
-        """No new work from now on. KeyError for an unknown name."""
-        self._processes[name].drained = True
+    def drain(self, name: str, *, returns: bool = False) -> None:
+        """No new work from now on; `returns`: for a restart. KeyError for an unknown name."""
+        process = self._processes[name]
+        process.drained, process.returns = True, returns
+
+    def returns(self, name: str) -> bool:
+        """Whether it is being restarted, so that requests may wait for it."""
+        process = self._processes.get(name)
+        return process is not None and process.returns
 
     def undrain(self, name: str, now: float) -> None:
         """Back into service, also out of quarantine and after a stop. KeyError for an unknown name."""
         process = self._processes[name]
-        process.drained = False
+        process.drained = process.returns = False
         if process.life in (_Life.QUARANTINED, _Life.STOPPED, _Life.UNBORN):
             process.life, process.asked, process.start_at = _Life.DEAD, False, now
             process.crashes.clear()
@@ -224,12 +231,13 @@ class Fleet:
                 tuple(process.crashes),
                 process.crashed_starts,
                 process.life is _Life.QUARANTINED,
-                process.drained,
+                process.drained and not process.returns,
+                process.returns,
             )
             for name, process in self._processes.items()
         }
         told = (self._remembered | found).items()
-        return {name: each for name, each in told if each.crashes or each.quarantined or each.drained}
+        return {name: each for name, each in told if each != Remembered(starts=each.starts)}
 
     def recall(self, remembered: Mapping[str, Remembered]) -> None:
         """What the fleet before this one knew; before anything was observed."""
@@ -311,22 +319,34 @@ class Fleet:
     def _meet(self, name: str, seen: Observed) -> _Process:
         process = self._processes[name] = _Process(Backoff(self.limits))
         known = self._remembered.pop(name, Remembered())
-        process.drained, process.crashes, process.crashed_starts = known.drained, list(known.crashes), known.starts
+        process.drained, process.returns = known.drained, known.returns
+        process.crashes, process.crashed_starts = list(known.crashes), known.starts
         if not seen.running and seen.exit_code is not None and known.starts == seen.starts:  # this crash was counted
             process.life, process.starts = _Life.QUARANTINED if known.quarantined else _Life.DEAD, seen.starts
         return process
 
     def _began(self, process: _Process, seen: Observed, now: float) -> None:
         process.life, process.said, process.asked = _Life.UNHEARD, Said.READY, False
+        if process.starts:  # else a fleet that has just begun sees it for the first time
+            process.returns = process.returns and process.drained
         process.starts, process.pid = seen.starts, seen.pid
         process.since = process.alive_at = now
         process.step_at, process.step_p99_s = None, 0.0
+
+    def _stopped(self, process: _Process, seen: Observed, now: float) -> None:
+        to_be_started = process.life is _Life.DEAD and process.starts == seen.starts  # by an undrain
+        if not to_be_started:
+            unfinished = process.returns and not process.drained  # the coordinator that began a restart is no more
+            process.life = _Life.DEAD if unfinished else _Life.STOPPED if seen.starts else _Life.UNBORN
+            process.start_at, process.asked = now, False
+        process.starts, process.pid = seen.starts, 0
 
     def _crashed(self, process: _Process, seen: Observed, now: float) -> None:
         # A fleet that has just begun sees processes that died before it: their life is unknown, so it counts as none.
         life_s = now - process.since if process.starts == seen.starts else 0.0
         process.starts = process.crashed_starts = seen.starts
         process.pid, process.asked = 0, False
+        process.returns = process.returns and process.drained
         process.crashes = [at for at in process.crashes if now - at < self.limits.crash_window_s] + [now]
         if len(process.crashes) >= self.limits.crashes_to_quarantine:
             process.life = _Life.QUARANTINED

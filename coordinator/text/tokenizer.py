@@ -17,8 +17,8 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 
 from coordinator import limits
-from coordinator.errors import BadTokenizer
-from coordinator.pack_file import read_pack_file
+from coordinator.errors import BadPack, BadTokenizer
+from coordinator.pack_file import Digests, read_pack_file
 
 FILE_NAME = "tokenizer.json"
 
@@ -70,16 +70,16 @@ class Tokenizer:
                 raise BadTokenizer(f"{where}: plain text {content!r} would become a special token")
 
     @classmethod
-    def load(cls, directory: Path) -> Tokenizer | None:
+    def load(cls, directory: Path, digests: Digests | None = None) -> Tokenizer | None:
         """The tokenizer of a pack; None when the pack has none. `BadTokenizer` names the file and the reason."""
         path = directory / FILE_NAME
         try:
-            spec = json.loads(read_pack_file(path, limits.TOKENIZER_FILE_BYTES))
+            spec = json.loads(read_pack_file(path, limits.TOKENIZER_FILE_BYTES, digests))
             _check(spec, str(path))
             return cls(spec, str(path))
         except FileNotFoundError:
             return None
-        except BadTokenizer:
+        except (BadTokenizer, BadPack):
             raise
         except Exception as error:  # the library raises bare Exception
             raise BadTokenizer(f"{path}: {error}") from error

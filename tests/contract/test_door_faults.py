@@ -206,6 +206,24 @@ async def test_a_client_that_stopped_reading_is_cut_off(tmp_path: Path, monkeypa
         writer.close()
 
 
+async def test_a_client_that_reads_nothing_costs_a_lane_no_whole_answer(tmp_path: Path) -> None:
+    """With the kernel's own buffers, 23,000 tokens were written for each."""
+    async with open_doors(tmp_path, lanes=1, script=Script(), context_tokens=1 << 20) as cluster:
+        writers = []
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection(cluster.doors.http.host, cluster.doors.http.port, limit=1)
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            body = '{"prompt":[5],"max_tokens":1000000,"stream":true}'
+            fields = (f"Host: {cluster.doors.http}", "Content-Type: application/json", f"Content-Length: {len(body)}")
+            writer.write("\r\n".join((f"POST {COMPLETIONS} HTTP/1.1", *fields, "", body)).encode())
+            writers.append(writer)
+        await until(lambda: [reason for _, reason in cluster.lanes[0].ended] == [CANCELLED] * 2, 60)
+        assert cluster.lanes[0].counters.generated_tokens < 2 * 8_000
+        assert (await cluster.post(COMPLETIONS, ask(max_tokens=2)))[0] == 200
+        for writer in writers:
+            writer.close()
+
+
 async def test_nothing_of_a_prompt_or_an_answer_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with open_doors(tmp_path, lanes=1) as cluster:
         chat = {"messages": [{"role": "user", "content": "canary-7f3a"}], "max_tokens": 3, "stop": ["canary-9c1e"]}

@@ -1,11 +1,17 @@
 """Options that cannot work with a pack are refused before any process starts: facts asked of the pack tools."""
 
+import hashlib
+import shutil
+
 import pytest
 
 from coordinator.cli import main
-from coordinator.errors import BadOption, CoordinatorError, EmptyPrompt, TokenOutOfRange
-from coordinator.pack_facts import PackFacts, read_facts
+from coordinator.config import Address
+from coordinator.errors import BadOption, BadPack, CoordinatorError, EmptyPrompt, TokenOutOfRange
+from coordinator.frontdoor import start_doors
+from coordinator.pack_facts import PackFacts, read_digests, read_facts
 from tests.fakes.processes import tiny_pack
+from tests.fakes.roster import FakeRoster
 
 FACTS = PackFacts(context_tokens=64, vocab_size=256, record_bytes=1000)
 UNKNOWN = PackFacts(context_tokens=None, vocab_size=None, record_bytes=1000)
@@ -24,6 +30,22 @@ def test_facts_are_those_of_the_pack(pack):
     assert read_facts(pack) == PackFacts(
         manifest.config["max_position_embeddings"], manifest.config["vocab_size"], manifest.experts.record_bytes
     )
+
+
+def test_digests_are_those_of_the_packs_files(pack, tmp_path):
+    files = [path for path in pack.iterdir() if path.suffix in (".json", ".jinja") and path.name != "golden.json"]
+    assert read_digests(pack) == {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    assert files
+    assert read_digests(tmp_path) is None
+
+
+async def test_a_file_that_was_changed_is_not_served(pack, tmp_path):
+    copy = shutil.copytree(pack, tmp_path / "copy")
+    changed = bytearray((copy / "generation_config.json").read_bytes())
+    changed[-2:-1] = b" "
+    (copy / "generation_config.json").write_bytes(changed)  # as long as before
+    with pytest.raises(BadPack, match="not the file that the pack was made with"):
+        await start_doors(FakeRoster(), copy, http=Address("127.0.0.1", 0), grpc_at=Address(path=f"{tmp_path}/grpc"))
 
 
 def test_what_the_pack_tools_refuse_is_said_in_their_words(tmp_path):

@@ -94,6 +94,20 @@ async def test_drained_and_undrained_and_drained_for_the_next_coordinator_too(fo
             await until(roster, lambda: ready(roster, "lane-0", "lane-1"))
 
 
+async def test_a_coordinator_that_dies_in_a_restart_leaves_no_lane_stopped(folder: Path) -> None:
+    async with supervised(folder, fake_lane(folder, "lane-0")):
+        async with operated(folder) as (roster, _, operations):
+            await until(roster, lambda: ready(roster, "lane-0"))
+            roster.undrain = lambda name: None  # it is dead before it gets there
+            restart = asyncio.create_task(finished(operations.restart(())))
+            await until(roster, lambda: roster.lanes()[0].pid == 0)
+            restart.cancel()
+        async with operated(folder) as (roster, dispatcher, _):
+            await until(roster, lambda: ready(roster, "lane-0"))
+            await read_all(dispatcher.submit(request()))
+            assert not roster.lanes()[0].returns
+
+
 async def test_quarantine_outlives_the_coordinator_and_ends_on_request(folder: Path) -> None:
     broken = folder / "broken"
     broken.touch()

@@ -305,6 +305,8 @@ ELSEWHERE = {
     "coordinator.CRASH_WINDOW_S": "unit/test_fleet.py::test_a_third_crash_outside_the_window_does_not",
     "coordinator.TENANTS_FILE_BYTES": "unit/test_tenants.py::test_the_file_is_ours_alone_and_bounded",
     "coordinator.FLEET_FILE_BYTES": "unit/test_fleet_memory.py::test_links_and_long_files_are_no_memory",
+    "coordinator.STREAM_BUFFER_BYTES":
+        "contract/test_door_faults.py::test_a_client_that_reads_nothing_costs_a_lane_no_whole_answer",
     "coordinator.QUEUE_BYTES": "unit/test_fair_queue.py::test_bounds_in_requests_bytes_and_of_a_tenant",
     "coordinator.SHARE_ACCOUNTS":
         "unit/test_fair_queue.py::test_families_and_idle_accounts_are_forgotten_at_their_bounds",

@@ -1,5 +1,6 @@
 """The fleet as a pure state machine: restarts, quarantine, silence, and what no history may ever lead to."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -177,6 +178,70 @@ def test_the_next_fleet_forgets_no_crash_and_counts_none_twice():
     fourth.recall(told)  # two crashes; a third one came while there was no coordinator
     fourth.observe({"lane-0": exited(3), "lane-1": running(1)}, LANES, 9.0)
     assert fourth.phase("lane-0") is Phase.QUARANTINED
+
+
+STOPPED = Observed(running=False, starts=1)
+
+
+def test_a_news_of_others_does_not_undo_an_undrain():
+    fleet = fleet_of(lane_0=STOPPED, lane_1=running(1))
+    fleet.undrain("lane-0", 1.0)
+    fleet.observe({"lane-0": STOPPED, "lane-1": exited(1)}, LANES, 1.1)
+    assert fleet.tick(1.2) == [Start("lane-0")]
+    fleet.observe({"lane-0": STOPPED, "lane-1": running(2)}, LANES, 1.3)
+    assert fleet.tick(1.4) == []  # asked once
+    fleet.observe({"lane-0": running(2), "lane-1": running(2)}, LANES, 1.5)
+    fleet.answered("lane-0", 1.6)
+    assert fleet.phase("lane-0") is Phase.READY
+
+
+@pytest.mark.parametrize("stopped_before", [True, False])
+def test_the_next_fleet_finishes_a_restart(stopped_before):
+    first = fleet_of(lane_0=running(1))
+    first.answered("lane-0", 0.0)
+    first.drain("lane-0", returns=True)
+    assert first.returns("lane-0")
+    if stopped_before:
+        first.observe({"lane-0": STOPPED}, LANES, 1.0)
+        assert first.tick(1.0) == []  # who stopped it will undrain it
+    second = Fleet()
+    second.recall(first.remember())
+    if not stopped_before:
+        second.observe({"lane-0": running(1)}, LANES, 2.0)
+        second.answered("lane-0", 2.0)
+        assert second.phase("lane-0") is Phase.READY
+    second.observe({"lane-0": STOPPED}, LANES, 3.0)
+    assert second.returns("lane-0")
+    third = Fleet()
+    third.recall(second.remember())  # nor does it matter how many coordinators die
+    third.observe({"lane-0": STOPPED}, LANES, 4.0)
+    for fleet in (second, third):
+        assert fleet.tick(4.0) == [Start("lane-0")]
+        fleet.observe({"lane-0": running(2)}, LANES, 5.0)
+        fleet.answered("lane-0", 5.0)
+        assert fleet.phase("lane-0") is Phase.READY
+        assert not fleet.returns("lane-0")
+        assert fleet.remember() == {}
+
+
+@pytest.mark.parametrize("otherwise", ["drained", "undrained", "crashed"])
+def test_a_restart_that_became_something_else_is_not_finished(otherwise):
+    first = fleet_of(lane_0=running(1))
+    first.drain("lane-0", returns=True)
+    second = Fleet()
+    second.recall(first.remember())
+    second.observe({"lane-0": running(1)}, LANES, 1.0)
+    match otherwise:
+        case "drained":
+            second.drain("lane-0")
+        case "undrained":
+            second.undrain("lane-0", 1.0)
+        case "crashed":
+            second.observe({"lane-0": exited(1)}, LANES, 1.0)
+    assert not second.returns("lane-0")
+    if otherwise != "crashed":
+        second.observe({"lane-0": STOPPED}, LANES, 2.0)
+        assert run_until(second, 2.0, 100.0, step=1.0) == []
 
 
 def test_a_lane_that_is_no_more_is_forgotten():

@@ -14,7 +14,11 @@ from coordinator.fleet.memory import FleetMemory
 from coordinator.fleet.states import Remembered
 from coordinator.host.vigil import Vigil
 
-TOLD = {"lane-0": Remembered((1.5, 2.5), 7, quarantined=True), "lane-1": Remembered(drained=True)}
+TOLD = {
+    "lane-0": Remembered((1.5, 2.5), 7, quarantined=True),
+    "lane-1": Remembered(drained=True),
+    "lane-2": Remembered(returns=True),
+}
 
 
 def test_saved_and_loaded_and_written_only_when_it_changed(tmp_path: Path) -> None:
