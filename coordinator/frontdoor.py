@@ -26,6 +26,7 @@ from coordinator.doors.guard import Guard
 from coordinator.doors.health import HealthFollower
 from coordinator.doors.http import build_app
 from coordinator.doors.listen import ProtocolLog, listen_http
+from coordinator.doors.refusals import ShapedRunner
 from coordinator.errors import BadAddress
 from coordinator.fleet.lane_view import Roster
 from coordinator.generation_config import GenerationConfig
@@ -102,7 +103,7 @@ async def start_doors(
 
 
 def _runner(serving: Serving) -> web.AppRunner:
-    return web.AppRunner(
+    return ShapedRunner(
         build_app(serving, started=int(time.time())),
         access_log=None,
         logger=ProtocolLog(),

@@ -98,10 +98,6 @@ class Serving:
             raise ModelNotFound("this server has no such model; GET /v1/models names the one it has", param="model")
         return model
 
-    def new_request_id(self) -> str:
-        """Made by the server, never by a client."""
-        return secrets.token_hex(12)
-
     def new_seed(self) -> int:
         """For a request that names none."""
         return secrets.randbits(_SEED_BITS)

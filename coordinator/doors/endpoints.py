@@ -10,21 +10,22 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
+
 from coordinator import limits
 from coordinator.apis.anthropic.answers import MessageWriter
-from coordinator.apis.anthropic.bodies import parse_messages
+from coordinator.apis.anthropic.bodies import MessagesBody, parse_messages
 from coordinator.apis.ask import ChatAsk
 from coordinator.apis.openai.answers import CompletionWriter
 from coordinator.apis.openai.bodies import CompletionBody, parse_completion
-from coordinator.apis.openai.chat import parse_chat
+from coordinator.apis.openai.chat import ChatBody, parse_chat
 from coordinator.apis.openai.responses import ResponsesBody, parse_responses
 from coordinator.apis.openai.responses_answers import ResponseWriter
 from coordinator.apis.writer import Writer
 from coordinator.chat import TurnReader, begin_turn, read_text
+from coordinator.doors.refusals import MESSAGES
 from coordinator.request import Draft
 from coordinator.serving import Caller, Serving
-
-MESSAGES = "/v1/messages"  # the one path, with those below it, whose errors have another shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,10 @@ class Answering:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One route: `parse` may run in a thread, `begin` submits."""
+    """One route: `body` is its JSON, `parse` may run in a thread, `begin` submits."""
 
+    summary: str
+    body: type[BaseModel]
     parse: Callable[[dict[str, Any]], Any]
     begin: Callable[[Serving, Any, Caller], Awaitable[Answering]]
 
@@ -134,8 +137,8 @@ async def _message(serving: Serving, ask: ChatAsk, caller: Caller) -> Answering:
 
 
 ENDPOINTS = {
-    "/v1/completions": Endpoint(parse_completion, _complete),
-    "/v1/chat/completions": Endpoint(parse_chat, _chat),
-    "/v1/responses": Endpoint(parse_responses, _respond),
-    MESSAGES: Endpoint(parse_messages, _message),
+    "/v1/completions": Endpoint("Text goes on from a prompt.", CompletionBody, parse_completion, _complete),
+    "/v1/chat/completions": Endpoint("The next turn of a conversation.", ChatBody, parse_chat, _chat),
+    "/v1/responses": Endpoint("The same in OpenAI's newer API.", ResponsesBody, parse_responses, _respond),
+    MESSAGES: Endpoint("The same in Anthropic's API.", MessagesBody, parse_messages, _message),
 }

@@ -21,6 +21,7 @@ from coordinator.apis.grpc_chat import parse_grpc_chat, said_delta
 from coordinator.auth import Auth
 from coordinator.chat import Said, TurnEnd, TurnReader, begin_turn
 from coordinator.doors.caller import parse_caller
+from coordinator.doors.refusals import new_request_id
 from coordinator.doors.rich_error import abort
 from coordinator.errors import BadRequest, CoordinatorError, InternalError, SlowReader
 from coordinator.generation import Begun
@@ -62,7 +63,7 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
 
     async def Generate(self, request: serve_pb2.GenerateRequest, context: Context) -> None:
         """One generation."""
-        request_id = self._serving.new_request_id()
+        request_id = new_request_id()
         answer: Answer | None = None
         try:
             reader = await self._submit(request, context, request_id)

@@ -8,7 +8,8 @@ echoed only after a check.
 from __future__ import annotations
 
 import asyncio
-import math
+import functools
+import importlib.metadata
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,33 +18,37 @@ import structlog
 from aiohttp import hdrs, web
 
 from coordinator import limits
-from coordinator.apis.anthropic import answers as anthropic
-from coordinator.apis.anthropic.bodies import parse_counted
+from coordinator.apis.anthropic.bodies import MessagesBody, parse_counted
 from coordinator.apis.json_body import parse_json
-from coordinator.apis.openai.answers import error_body, model_card
-from coordinator.apis.writer import dump
+from coordinator.apis.openai.answers import model_card
+from coordinator.apis.openapi import Route, describe
 from coordinator.doors.answering import QUEUED_KEY, respond
 from coordinator.doors.caller import parse_caller
-from coordinator.doors.endpoints import ENDPOINTS, MESSAGES
+from coordinator.doors.endpoints import ENDPOINTS
 from coordinator.doors.origin import LOCAL_NAMES, is_local
+from coordinator.doors.refusals import (
+    MESSAGES,
+    REQUEST_ID_HEADER,
+    error_response,
+    id_headers,
+    json_response,
+    new_request_id,
+    typed,
+)
 from coordinator.errors import (
-    BadRequest,
     BodyTimeout,
     BodyTooLarge,
     CoordinatorError,
     Forbidden,
     InternalError,
     MediaType,
-    MethodNotAllowed,
-    RouteNotFound,
 )
 from coordinator.serving import Serving
 from coordinator.tenants import Tenant
 
-REQUEST_ID_HEADER = "x-request-id"
 CLIENT_REQUEST_ID_HEADER = "x-client-request-id"
-ANTHROPIC_REQUEST_ID_HEADER = "request-id"
 HEALTHZ = "/healthz"
+OPENAPI = "/openapi.json"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 
 _REQUEST_ID_KEY: web.RequestKey[str] = web.RequestKey("request_id", str)
@@ -61,12 +66,26 @@ def build_app(serving: Serving, *, started: int) -> web.Application:
     app = web.Application(client_max_size=limits.BODY_BYTES, middlewares=[door.around])
     app.on_response_prepare.append(_name_server)
     app.router.add_get(HEALTHZ, door.healthz)
+    app.router.add_get(OPENAPI, door.openapi)
     app.router.add_get("/v1/models", door.models)
     app.router.add_get("/v1/models/{name:.+}", door.model)
     app.router.add_post(COUNT_TOKENS, door.count_tokens)
     for path in ENDPOINTS:
         app.router.add_post(path, door.answer)
     return app
+
+
+ROUTES = (
+    Route("get", HEALTHZ, "Whether a lane is ready.", needs_key=False, statuses={"503": "none is"}),
+    Route("get", OPENAPI, "This description."),
+    Route("get", "/v1/models", "The model that is served."),
+    Route("get", "/v1/models/{name}", "The model that is served, by name."),
+    Route("post", COUNT_TOKENS, "How many tokens a prompt has.", MessagesBody, anthropic=True),
+    *(
+        Route("post", path, endpoint.summary, endpoint.body, streams=True, anthropic=path == MESSAGES)
+        for path, endpoint in ENDPOINTS.items()
+    ),
+)
 
 
 class _Door:
@@ -77,14 +96,14 @@ class _Door:
     @web.middleware
     async def around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Ids, and errors as JSON."""
-        request_id = request[_REQUEST_ID_KEY] = self._serving.new_request_id()
+        request_id = request[_REQUEST_ID_KEY] = new_request_id()
         try:
             self._admit(request)
             response = await handler(request)
         except CoordinatorError as error:
             response = self._refused(request, error)
         except web.HTTPException as found:
-            response = self._refused(request, _typed(found))
+            response = self._refused(request, typed(found))
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:
@@ -107,24 +126,28 @@ class _Door:
         """The answer to an error; a request for an answer that never got as far as the queue is recorded here."""
         if request.method == hdrs.METH_POST and request.path in ENDPOINTS and not request.get(QUEUED_KEY):
             self._serving.recorder.request("http", error.code)
-        return _error_response(error, request)
+        return error_response(error, request.path, request[_REQUEST_ID_KEY])
 
     async def healthz(self, request: web.Request) -> web.Response:
         """Whether a lane is ready; nothing else."""
         if self._serving.ready():
-            return _json({"status": "ok"})
-        return _json({"status": "unavailable"}, status=503)
+            return json_response({"status": "ok"})
+        return json_response({"status": "unavailable"}, status=503)
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        """What this door takes."""
+        return json_response(_document())
 
     async def models(self, request: web.Request) -> web.Response:
         """The one model."""
         card = self._card()
         more = {"has_more": False, "first_id": card["id"], "last_id": card["id"]}  # what Anthropic's clients look for
-        return _json({"object": "list", "data": [card], **more})
+        return json_response({"object": "list", "data": [card], **more})
 
     async def model(self, request: web.Request) -> web.Response:
         """The one model, by name."""
         self._serving.check_model(request.match_info["name"])
-        return _json(self._card())
+        return json_response(self._card())
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """POST to one of the `ENDPOINTS`."""
@@ -140,7 +163,7 @@ class _Door:
         self._serving.check_model(asked.model)
         # what is too long for the context is what a client wants to know; the body bounds the work
         ids = await self._serving.text.encode_chat(asked.conversation, context_tokens=limits.BODY_BYTES)
-        return _json({"input_tokens": len(ids)})
+        return json_response({"input_tokens": len(ids)})
 
     def _card(self) -> dict[str, Any]:
         model = self._serving.model()
@@ -161,43 +184,17 @@ class _Door:
         return await self._serving.text.off_loop(len(data), limits.INLINE_PARSE_BYTES, lambda: parse(data))
 
 
+@functools.cache
+def _document() -> dict[str, Any]:
+    return describe(ROUTES, importlib.metadata.version("expressway"))
+
+
 async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
     response.headers[hdrs.SERVER] = "expressway"  # and no versions
 
 
-def _json(value: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=dump(value).encode(), status=status, content_type="application/json")
-
-
-def _error_response(error: CoordinatorError, request: web.Request) -> web.Response:
-    if request.path.startswith(MESSAGES):
-        body = anthropic.error_body(error, request[_REQUEST_ID_KEY])
-        response = _json(body, status=anthropic.error_status(error))
-    else:
-        response = _json(error_body(error), status=error.http)
-    if error.http == 401:
-        response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
-    if error.retryable:
-        response.headers[hdrs.RETRY_AFTER] = str(math.ceil(error.retry_after_s or limits.RETRY_AFTER_S))
-    return response
-
-
-def _typed(found: web.HTTPException) -> CoordinatorError:
-    match found:
-        case web.HTTPNotFound():
-            return RouteNotFound("no such path")
-        case web.HTTPMethodNotAllowed():
-            return MethodNotAllowed(f"allowed here: {', '.join(sorted(found.allowed_methods))}")
-        case web.HTTPRequestEntityTooLarge():
-            return BodyTooLarge(f"a body has at most {limits.BODY_BYTES} bytes")
-        case _:
-            return BadRequest("the request could not be read")
-
-
 def _id_headers(request: web.Request) -> dict[str, str]:
-    headers = {REQUEST_ID_HEADER: request[_REQUEST_ID_KEY]}
-    if request.path.startswith(MESSAGES):
-        headers[ANTHROPIC_REQUEST_ID_HEADER] = request[_REQUEST_ID_KEY]
+    headers = id_headers(request.path, request[_REQUEST_ID_KEY])
     named = request.headers.get(REQUEST_ID_HEADER, "")
     if _CLIENT_REQUEST_ID.fullmatch(named):
         headers[CLIENT_REQUEST_ID_HEADER] = named

@@ -43,7 +43,7 @@ class Turn(Strict):
     content: str | List[Block]
 
 
-class DeclaredTool(Strict):
+class MessagesTool(Strict):
     """A tool; only those without a type, or of type custom, are the client's own."""
 
     name: str
@@ -92,7 +92,7 @@ class MessagesBody(Strict):
     top_k: int | None = None
     stop_sequences: List[str] | None = None
     stream: bool | None = None
-    tools: List[DeclaredTool] | None = None
+    tools: List[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

@@ -37,7 +37,9 @@ class TextPart(Strict):
     text: str
 
 
-class _OtherPart(Strict):
+class OtherPart(Strict):
+    """Of any other type: refused by name."""
+
     type: str
 
 
@@ -46,7 +48,7 @@ def _part_kind(part: object) -> str:
 
 
 _Part = Annotated[
-    Annotated[TextPart, pydantic.Tag("a text part")] | Annotated[_OtherPart, pydantic.Tag("a part")],
+    Annotated[TextPart, pydantic.Tag("a text part")] | Annotated[OtherPart, pydantic.Tag("a part")],
     pydantic.Discriminator(_part_kind),
 ]
 
@@ -113,7 +115,7 @@ class DeclaredFunction(Strict):
     parameters: dict[str, Any] | None = None
 
 
-class DeclaredTool(Strict):
+class ChatTool(Strict):
     """A tool: only functions."""
 
     type: Literal["function"]
@@ -126,7 +128,7 @@ class NamedFunction(Strict):
     name: str
 
 
-class NamedTool(Strict):
+class ChatNamedTool(Strict):
     """The one tool to call."""
 
     type: Literal["function"]
@@ -160,8 +162,8 @@ class ChatBody(Body):
     """POST /v1/chat/completions."""
 
     messages: List[Message]
-    tools: List[DeclaredTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: List[ChatTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChatNamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
@@ -177,7 +179,7 @@ class ChatBody(Body):
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs needs logprobs", param="top_logprobs")
         tools = () if self.tool_choice == "none" else self._tools(value)
-        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, ChatNamedTool) else None
         must = named is not None or self.tool_choice == "required"
         messages = [message.checked(place) for place, message in enumerate(self.messages)]
         max_tokens, max_tokens_param = self.most_tokens

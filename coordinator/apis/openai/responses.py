@@ -57,7 +57,7 @@ class Item(Strict):
     encrypted_content: str | None = None
 
 
-class DeclaredTool(Strict):
+class ResponsesTool(Strict):
     """A tool; only functions and free-form ones are the client's own."""
 
     type: str
@@ -66,7 +66,7 @@ class DeclaredTool(Strict):
     parameters: dict[str, Any] | None = None
 
 
-class NamedTool(Strict):
+class ResponsesNamedTool(Strict):
     """The one tool to call."""
 
     type: str
@@ -98,8 +98,8 @@ class ResponsesBody(Strict):
     model: str | None = None
     input: str | List[Item]
     instructions: str | None = None
-    tools: List[DeclaredTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: List[ResponsesTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesNamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
@@ -114,7 +114,7 @@ class ResponsesBody(Strict):
     def ask(self) -> ChatAsk:
         """What is asked."""
         tools = () if self.tool_choice == "none" else self.own_tools()
-        named = (self.tool_choice.name or "") if isinstance(self.tool_choice, NamedTool) else None
+        named = (self.tool_choice.name or "") if isinstance(self.tool_choice, ResponsesNamedTool) else None
         must = named is not None or self.tool_choice == "required"
         messages = self._messages()
         if not messages:
