@@ -27,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from lanes.kernels import combine, deltanet, experts, heads, route, sampling, stream
+from lanes.kernels import attention, combine, deltanet, experts, heads, index, route, sampling, stream
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
 HIDDEN, INNER, CHOSEN, EXPERTS = 2560, 640, 10, 512
@@ -144,6 +144,26 @@ def launch_dense(rows: int) -> None:
     sampling.uniform(ids, ids, torch.empty(rows, dtype=torch.float64))
 
 
+def launch_attention(rows: int) -> None:
+    """One layer's attention at the largest context and the true sizes."""
+    shape, tokens = attention.AttentionShape(24, 2, 256, 4, 128, 32, 4, 512), 262_144
+    cache = torch.empty((2, 1, 256), dtype=torch.bfloat16).expand(2, tokens, 256)
+    raw_keys, block_keys = torch.empty((tokens, 128), dtype=torch.bfloat16), torch.empty(tokens // 4, 128)
+    kept = attention.Kept(cache, cache, raw_keys, block_keys)
+    length, angles = torch.empty(1, dtype=torch.int32), torch.empty(rows, 32)
+    projected = torch.empty(rows, shape.columns)
+    norms = attention.Norms(*(torch.empty(size) for size in (256, 256, 128, 128)))
+    queries = attention.Queries(torch.empty((rows, 24, 256), dtype=torch.bfloat16), torch.empty(rows, 4, 128))
+    chosen = index.Chosen.of(rows, tokens // 4, 512, "cpu")
+    partial = attention.Partial.of(shape, rows, "cpu")
+    attention.prepare(
+        shape, projected, length, norms, attention.Angles(angles, angles, angles, angles), 1e-6, queries, kept
+    )  # fmt: skip
+    index.choose(queries.index, kept.block_keys, length, 4, chosen)
+    attention.attend(shape, queries.heads, chosen.ids, length, kept, partial)
+    attention.merge(shape, partial, length, attention.gates(shape, projected), queries.heads)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernel_code", description=(__doc__ or "").split("\n")[0])
@@ -157,6 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     for rows in options.rows.split(","):
         result[f"dense, {rows} rows"] = compiled(lambda rows=rows: launch_dense(int(rows)))
+        result[f"attention, {rows} rows"] = compiled(lambda rows=rows: launch_attention(int(rows)))
     json.dump({"triton": triton.__version__, "target": "sm_90", "kernels": result}, sys.stdout, indent=1)
     sys.stdout.write("\n")
     return 0

@@ -29,18 +29,34 @@ def _norm_rotate(
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, DP)
-    inside = d < D
-    at = x + row * x_row + head * x_head
-    value = tl.load(at + d, mask=inside, other=0.0)
+    value = normed_rotated(x + row * x_row + head * x_head, d, norm, cos + row * P, sin + row * P, eps, D, P)
+    tl.store(out + row * out_row + head * out_head + d, value, mask=d < D)
+
+
+@triton.jit
+def normed_rotated(x, d, norm, cos, sin, eps, D: tl.constexpr, P: tl.constexpr):
+    """fp32 elements d of one head at x; norm, cos and sin are its own."""
+    value = tl.load(x + d, mask=d < D, other=0.0)
     # The partner of a rotated element is loaded again instead of being fetched from another thread.
-    rotated = d < 2 * P
-    low = d < P
-    partner = tl.where(low, d + P, d - P)
-    other = tl.load(at + partner, mask=rotated, other=0.0)
+    other = tl.load(x + partner(d, P), mask=d < 2 * P, other=0.0)
+    return rotated(value, other, d, norm, cos, sin, eps, D, P)
+
+
+@triton.jit
+def partner(d, P: tl.constexpr):
+    """The element that d is rotated with, for d < 2P."""
+    return tl.where(d < P, d + P, d - P)
+
+
+@triton.jit
+def rotated(value, other, d, norm, cos, sin, eps, D: tl.constexpr, P: tl.constexpr):
+    """`value`, zero from D on, over its root mean square, weighted and rotated with `other`, its partner's value."""
+    turns = d < 2 * P
     scale = tl.rsqrt(tl.sum(value * value, axis=0) / D + eps)
-    value *= scale * tl.load(norm + d, mask=inside, other=0.0)
-    other *= scale * tl.load(norm + partner, mask=rotated, other=0.0)
+    value *= scale * tl.load(norm + d, mask=d < D, other=0.0)
+    other *= scale * tl.load(norm + partner(d, P), mask=turns, other=0.0)
+    low = d < P
     pair = tl.where(low, d, d - P)
-    c = tl.load(cos + row * P + pair, mask=rotated, other=1.0)
-    s = tl.load(sin + row * P + pair, mask=rotated, other=0.0)
-    tl.store(out + row * out_row + head * out_head + d, value * c + tl.where(low, -other, other) * s, mask=inside)
+    c = tl.load(cos + pair, mask=turns, other=1.0)
+    s = tl.load(sin + pair, mask=turns, other=0.0)
+    return value * c + tl.where(low, -other, other) * s

@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from lanes.experts import reference
 from lanes.experts.split import split
 from lanes.models.delta_rule import recurrent
-from lanes.models.ops import causal_conv, rms
+from lanes.models.ops import causal_conv, rms, rotate, top_lowest
 from lanes.models.qwen4_exp import moe
 from lanes.models.qwen4_exp.deltanet import L2_EPS
 from shared_experts.layout import RecordLayout
 
 if TYPE_CHECKING:
+    from lanes.kernels.attention import Angles, AttentionShape, Kept, Norms
     from lanes.kernels.deltanet import DeltaShape
 
 
@@ -92,3 +93,53 @@ def gated_norm(out: torch.Tensor, z: torch.Tensor, norm: torch.Tensor, eps: floa
     gate = z.unflatten(1, out.shape[1:])
     gate = F.silu(gate) if silu else gate.sigmoid()
     return (rms(out, eps) * norm * gate).flatten(1)
+
+
+def attention_inputs(
+    shape: AttentionShape, projected: torch.Tensor, length: int, norms: Norms, angles: Angles, eps: float, kept: Kept
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(queries fp32 [R, A, D], index queries fp32 [R, I, J]); `kept` gains the rows and the blocks they complete."""
+    wide, index = shape.kv_heads * shape.head_dim, shape.index_heads * shape.index_dim
+    parts = projected.split((2 * shape.heads * shape.head_dim, wide, wide, index, shape.index_dim), dim=1)
+    cos, sin = angles.cos[:, None], angles.sin[:, None]
+    q = parts[0].unflatten(1, (shape.heads, 2, shape.head_dim))[:, :, 0]
+    k, v = (x.unflatten(1, (shape.kv_heads, shape.head_dim)) for x in parts[1:3])
+    rows = slice(length, length + len(projected))
+    kept.keys[:, rows] = rotate(rms(k, eps) * norms.key, cos, sin).transpose(0, 1).to(kept.keys.dtype)
+    kept.values[:, rows] = v.transpose(0, 1).to(kept.values.dtype)
+    kept.raw_keys[rows] = parts[4].to(kept.raw_keys.dtype)
+    for r, end in enumerate(range(rows.start + 1, rows.stop + 1)):
+        if end % shape.block_tokens == 0:
+            mean = kept.raw_keys[end - shape.block_tokens : end].float().mean(0).to(kept.raw_keys.dtype).float()
+            key = rotate(rms(mean, eps) * norms.index_key, angles.block_cos[r], angles.block_sin[r])
+            kept.block_keys[end // shape.block_tokens - 1] = key
+    index_q = parts[3].unflatten(1, (shape.index_heads, shape.index_dim))
+    return rotate(rms(q, eps) * norms.query, cos, sin), rotate(rms(index_q, eps) * norms.index_query, cos, sin)
+
+
+def chosen_blocks(
+    queries: torch.Tensor, block_keys: torch.Tensor, length: int, block_tokens: int, chosen: int
+) -> list[torch.Tensor]:  # fmt: skip
+    """Ids int64, ascending, that each row of queries [R, I, J] reads: `chosen` of its complete blocks, or all."""
+    found = []
+    for r, query in enumerate(queries):
+        complete = (length + r + 1) // block_tokens
+        scores = (query @ block_keys[:complete].T).relu().sum(0) * queries.shape[2] ** -0.5
+        found.append(top_lowest(scores, chosen) if complete > chosen else torch.arange(complete))
+    return found
+
+
+def attention(
+    queries: torch.Tensor, chosen: list[torch.Tensor], length: int, block_tokens: int, kept: Kept, gates: torch.Tensor
+) -> torch.Tensor:  # fmt: skip
+    """fp32 [R, A, D]: queries [R, A, D] over each row's chosen blocks and its open block, times sigmoid(gates)."""
+    group = queries.shape[1] // kept.keys.shape[0]
+    out = torch.empty(queries.shape)
+    for r, blocks in enumerate(chosen):
+        end = length + r + 1
+        tokens = (blocks[:, None] * block_tokens + torch.arange(block_tokens)).flatten()
+        tokens = torch.cat((tokens, torch.arange(end // block_tokens * block_tokens, end)))
+        for head, query in enumerate(queries[r].float()):
+            keys, values = (x[head // group, tokens].float() for x in (kept.keys, kept.values))
+            out[r, head] = (query @ keys.T * queries.shape[2] ** -0.5).softmax(0) @ values
+    return out * gates.sigmoid()

@@ -16,14 +16,16 @@ def test_kernels_compile_without_spills(tmp_path):
         env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    kernels, dense = json.loads(done.stdout)["kernels"].values()
+    kernels, dense, attention = json.loads(done.stdout)["kernels"].values()
     assert {"quantise", "gate_up", "down", "combine", "route"} <= set(kernels)
     assert {"prepare", "rule", "finish", "enter", "squash", "mix", "norm_rotate", "best", "uniform"} <= set(dense)
-    for name, figures in (kernels | dense).items():
+    assert {"prepare", "score", "select", "merge_chunks", "attend", "merge_splits"} == set(attention)
+    for name, figures in [*kernels.items(), *dense.items(), *attention.items()]:
         assert figures["spills"] == figures["stack_bytes"] == 0, (name, figures)
     for name in ("quantise", "gate_up", "down", "combine"):
         assert kernels[name]["inexact"] == 0, f"{name}: an operation that is not rounded to nearest even, or may fuse"
     for name in ("gate_up", "down"):
         assert kernels[name]["loads_16_bytes"] > 0, "the alignment of records was lost"
         assert kernels[name]["integer_dots"] > 0
+    assert attention["attend"]["loads_16_bytes"] >= 32, "keys and values are not read 16 bytes at a time"
     assert kernels["gate_up"]["barriers"] <= 2, "codes go through shared memory"
