@@ -95,7 +95,7 @@ def _operation(route: Route, body: Mapping[str, Any] | None) -> dict[str, Any]:
     error = {"$ref": _REF.format(model="AnthropicError" if route.anthropic else "OpenAIError")}
     content: dict[str, Any] = {_JSON: {"schema": _OBJECT}}
     if route.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     responses: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
     for status, words in (route.statuses or {}).items():
         responses[status] = {"description": words, "content": {_JSON: {"schema": _OBJECT}}}

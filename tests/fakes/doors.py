@@ -23,6 +23,7 @@ from coordinator import limits
 from coordinator.auth import Auth
 from coordinator.config import Address
 from coordinator.frontdoor import Doors, start_doors
+from coordinator.telemetry.journal import Journal
 from coordinator.telemetry.stats import Recorder
 from coordinator.text.tokenizer import Tokenizer
 from coordinator.tls import Tls
@@ -91,6 +92,7 @@ async def open_doors(
     queue_requests: int = limits.QUEUE_REQUESTS,
     text_from: Path | None = None,
     recorder: Recorder | None = None,
+    journal: Journal | None = None,
     auth: Auth | None = None,
     tls: Tls | None = None,
     **lane_options: Any,
@@ -111,6 +113,7 @@ async def open_doors(
         grpc_at=Address(path=str(directory / "grpc.sock")),
         queue_requests=queue_requests,
         recorder=recorder,
+        journal=journal,
         auth=auth,
         tls=tls,
     )
