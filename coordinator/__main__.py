@@ -15,6 +15,7 @@ from coordinator.config import CoordinatorConfig, parse_door, parse_page
 from coordinator.errors import CoordinatorError
 from coordinator.logs import configure_logging
 from coordinator.service import run_coordinator
+from coordinator.telemetry.spans import check_otlp
 from coordinator.tls import named_tls
 
 
@@ -26,6 +27,7 @@ from coordinator.tls import named_tls
 @click.option("--page", metavar="HOST:PORT", help="Open the page and /metrics there.")
 @click.option("--owner", type=click.Path(path_type=Path), help="The owner's socket, for the page.")
 @click.option("--trace-requests", type=click.Path(path_type=Path), help="A directory for traces of requests.")
+@click.option("--otlp", metavar="URL", help="A collector that spans of requests are sent to.")
 @click.option("--tenants", type=click.Path(path_type=Path), help="The file of keys, which need not be there.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate of both doors.")
 @click.option("--tls-key", type=click.Path(path_type=Path))
@@ -39,6 +41,7 @@ def command(
     page: str | None,
     owner: Path | None,
     trace_requests: Path | None,
+    otlp: str | None,
     tenants: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -56,6 +59,7 @@ def command(
         parse_page(page) if page else None,
         owner,
         trace_requests,
+        check_otlp(otlp) if otlp else None,
         tenants,
         named_tls(tls_cert, tls_key),
     )

@@ -98,6 +98,7 @@ class ServeConfig:
     start_timeout_s: float
     park_bytes: int = 0  # of the host's pool for parked conversations
     trace_requests: Path | None = None  # a directory for traces of requests
+    otlp: str | None = None  # a collector of spans
     park_disk_bytes: int = 0  # of their copies in the state directory
     tenants: Path | None = None  # the file of keys; it need not be there
     tls: Tls | None = None  # of both doors
@@ -129,6 +130,7 @@ class CoordinatorConfig:
     page: Address | None = None
     owner_socket: Path | None = None  # of the region's owner
     trace_requests: Path | None = None  # a directory
+    otlp: str | None = None  # a collector of spans
     tenants: Path | None = None  # the file of keys; it need not be there
     tls: Tls | None = None  # of both doors
 

@@ -24,6 +24,7 @@ from coordinator.frontdoor import Doors, start_doors
 from coordinator.host.supervisor_client import SupervisorClient
 from coordinator.telemetry.journal import Journal
 from coordinator.telemetry.metrics import Metrics
+from coordinator.telemetry.spans import SpanWriter
 from coordinator.telemetry.trace_writer import TraceWriter
 
 log = structlog.get_logger()
@@ -44,13 +45,16 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
             traces = TraceWriter.open(config.trace_requests) if config.trace_requests else None
             if traces is not None:
                 ends.push_async_callback(asyncio.to_thread, traces.close)
+            spans = SpanWriter.open(config.otlp) if config.otlp else None
+            if spans is not None:
+                ends.push_async_callback(asyncio.to_thread, spans.close)
             doors = await start_doors(
                 roster,
                 config.pack,
                 http=config.http,
                 grpc_at=config.grpc,
                 recorder=metrics,
-                journal=Journal(traces.write if traces else None),
+                journal=Journal(*(writer.write for writer in (traces, spans) if writer is not None)),
                 auth=Auth(config.tenants),
                 tls=config.tls,
             )

@@ -36,6 +36,7 @@ class Caller:
     parent_session: str | None = None
     priority: Priority = Priority.DEFAULT
     timeout_s: float | None = None
+    trace_parent: str = ""  # of the client's own span; empty: none
 
 
 class Serving:
@@ -102,11 +103,11 @@ class Serving:
         """For a request that names none."""
         return secrets.randbits(_SEED_BITS)
 
-    def submit(self, draft: Draft, *, request_id: str, door: Door) -> Answer:
+    def submit(self, draft: Draft, caller: Caller, door: Door) -> Answer:
         """Checks and queues. Raises `RequestError`, or `Refused` when there is no place or no lane."""
-        request = check(draft, request_id=request_id, model=self.model())
+        request = check(draft, request_id=caller.request_id, model=self.model())
         request = replace(request, checkpoints=self.text.boundaries(request.prompt_ids))
-        record = self.journal.record(request, door, time.monotonic())
+        record = self.journal.record(request, door, time.monotonic(), caller.trace_parent)
         timeline = Timeline(self.recorder, door, time.monotonic, record, self.journal.ended)
         answer = Answer(self.dispatcher.submit(request, timeline), self.text.detokenizer())
         self.journal.opened(record)

@@ -17,7 +17,7 @@ import click
 
 from coordinator.cli.lane_options import collect, lane_options
 from coordinator.cli.progress import Progress
-from coordinator.cli.values import CLUSTER, GRPC, HTTP, PAGE, SIZE
+from coordinator.cli.values import CLUSTER, GRPC, HTTP, PAGE, SIZE, Parsed
 from coordinator.config import (
     DEFAULT_GRPC,
     DEFAULT_HTTP,
@@ -35,6 +35,7 @@ from coordinator.errors import BadAddress
 from coordinator.host.cluster import Running, run_cluster
 from coordinator.logs import configure_logging
 from coordinator.pack_facts import read_facts
+from coordinator.telemetry.spans import check_otlp
 from coordinator.tls import named_tls
 
 
@@ -67,6 +68,8 @@ from coordinator.tls import named_tls
 @click.option("--trace-requests", metavar="DIR",
               type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True, resolve_path=True),
               help="A line there for every request that ends: times and counts, never text.")  # fmt: skip
+@click.option("--otlp", metavar="URL", type=Parsed("url", check_otlp),
+              help="Send a span of every request to the OpenTelemetry collector at http://HOST:PORT.")  # fmt: skip
 @click.option("--start-timeout", "start_timeout_s", type=click.FloatRange(1), default=1800.0, show_default=True,
               metavar="SECONDS", help="Give up when not ready by then.")  # fmt: skip
 @click.option("--log-json", is_flag=True, help="All logs as JSON lines.")
@@ -88,6 +91,7 @@ def command(
     drain_s: float,
     start_timeout_s: float,
     trace_requests: Path | None,
+    otlp: str | None,
     log_json: bool,
     ready_json: bool,
     **lane: Any,
@@ -115,6 +119,7 @@ def command(
         start_timeout_s=start_timeout_s,
         park_bytes=park_bytes,
         trace_requests=trace_requests,
+        otlp=otlp,
         park_disk_bytes=park_disk_bytes,
         tenants=tenants,
         tls=tls,

@@ -5,6 +5,7 @@
     parent           x-parent-session-id | x-claude-code-parent-agent-id
     priority         x-priority: interactive | default | batch
     patience         x-request-timeout-s
+    trace            traceparent (W3C Trace Context); one that is malformed is none, as that standard wants it
 
 Not here: keys (auth), what is done with it (request, queue). Invariant: every id is printable ASCII and bounded.
 """
@@ -12,6 +13,7 @@ Not here: keys (auth), what is done with it (request, queue). Invariant: every i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from coordinator.errors import OutOfRange
@@ -25,6 +27,9 @@ AGENT_HEADER = "x-claude-code-agent-id"
 PARENT_AGENT_HEADER = "x-claude-code-parent-agent-id"
 PRIORITY_HEADER = "x-priority"
 TIMEOUT_HEADER = "x-request-timeout-s"
+TRACE_HEADER = "traceparent"
+
+_TRACE_PARENT = re.compile("00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def parse_caller(headers: Mapping[str, str], request_id: str, tenant: Tenant = ANYONE) -> Caller:
@@ -37,7 +42,7 @@ def parse_caller(headers: Mapping[str, str], request_id: str, tenant: Tenant = A
         above = check_session(headers.get(PARENT_AGENT_HEADER), PARENT_AGENT_HEADER)
         parent = parent or (_joined(session, above) if above else session)
         session = _joined(session, agent)
-    return Caller(request_id, tenant, session, parent, _priority(headers), _timeout(headers))
+    return Caller(request_id, tenant, session, parent, _priority(headers), _timeout(headers), _trace(headers))
 
 
 def _joined(session: str, agent: str) -> str | None:
@@ -51,6 +56,11 @@ def _priority(headers: Mapping[str, str]) -> Priority:
         words = ", ".join(each.label for each in Priority)
         raise OutOfRange(f"{PRIORITY_HEADER} is one of {words}", param=PRIORITY_HEADER)
     return found
+
+
+def _trace(headers: Mapping[str, str]) -> str:
+    found = headers.get(TRACE_HEADER, "")
+    return found if _TRACE_PARENT.fullmatch(found) else ""
 
 
 def _timeout(headers: Mapping[str, str]) -> float | None:

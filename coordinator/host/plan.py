@@ -34,6 +34,7 @@ def plan_cluster(
         *("--owner", str(run_dir.socket(OWNER))),
         *(("--page", str(config.page)) if config.page else ()),
         *(("--trace-requests", str(config.trace_requests)) if config.trace_requests else ()),
+        *(("--otlp", config.otlp) if config.otlp else ()),
         *(("--tenants", str(config.tenants)) if config.tenants else ()),
         *(("--tls-cert", str(config.tls.certificate), "--tls-key", str(config.tls.key)) if config.tls else ()),
         *("--drain-s", str(config.drain_s)),

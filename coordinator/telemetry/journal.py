@@ -27,16 +27,16 @@ class FirstToken:
 
 
 class Journal:
-    """One per coordinator. `on_record` gets every ended record, with its tokens' stamps."""
+    """One per coordinator. Each of `on_record` gets every ended record, with its tokens' stamps."""
 
-    def __init__(self, on_record: Callable[[RequestRecord], None] | None = None) -> None:
+    def __init__(self, *on_record: Callable[[RequestRecord], None]) -> None:
         self._on_record = on_record
         self.living: dict[str, RequestRecord] = {}  # by id, in order of arrival
         self.failures: deque[RequestRecord] = deque(maxlen=limits.PAGE_FAILURES)  # the latest last
         self._answered: dict[str, int] = {}  # tokens of ended requests, by lane
         self.first_tokens: deque[FirstToken] = deque(maxlen=limits.PAGE_FIRST_TOKENS)
 
-    def record(self, request: Request, door: str, now: float) -> RequestRecord:
+    def record(self, request: Request, door: str, now: float, trace_parent: str = "") -> RequestRecord:
         """A new one, which is nowhere yet."""
         return RequestRecord(
             request.id,
@@ -48,6 +48,7 @@ class Journal:
             now,
             stamps_ns=array("Q") if self._on_record else None,
             stamps_limit=limits.TRACE_STAMPS,
+            trace_parent=trace_parent,
         )
 
     def opened(self, record: RequestRecord) -> None:
@@ -64,8 +65,8 @@ class Journal:
             self.first_tokens.append(FirstToken(record.first_token_s, first, record.first_token_s - record.queued_s))
         if record.outcome not in (*COMPLETE, "cancelled"):
             self.failures.append(record)
-        if self._on_record is not None:
-            self._on_record(record)
+        for take in self._on_record:
+            take(record)
 
     def answered(self) -> dict[str, int]:
         """Tokens that came from each lane so far, those of living requests included."""
