@@ -1,11 +1,12 @@
 """Moves requests from the queue to lanes and back: one task per running request.
 
-      submit ─▶ admission ─▶ queue ─▶ placement ─▶ LaneRun: lane's stream ─▶ Generation
-                               ▲                      │ busy, or lost: back to the head, with what was sent so far
-                               └──────────────────────┘
+      submit ─▶ admission ─▶ queue ─▶ placement, or visit ─▶ LaneRun: lane's stream ─▶ Generation
+                               ▲                                │ busy, or lost: back to the head, with what was sent
+                               └────────────────────────────────┘
 
 Not here: text, wire formats of doors, starting and killing lanes; the decisions (policy). Invariants: a lane process
-never has more than its capacity of our requests; its place is free only when it sent Finished, refused, or is lost;
+never has more than its capacity of our requests, and one that visits (visits); a place is free only when the lane sent
+Finished, refused, or is lost;
 every submitted request gets exactly one end, whatever dies; a lane that takes a request over is told every token that
 was sent, so a client sees no gap and no token twice.
 """
@@ -48,6 +49,7 @@ from coordinator.request import Request
 from coordinator.resting import RestingSeats
 from coordinator.tasks import Tasks
 from coordinator.telemetry.stats import Timeline
+from coordinator.visits import Found, Visits
 from laneproto.chain import chain
 from laneproto.v1 import lane_pb2
 
@@ -81,6 +83,7 @@ class Dispatcher:
         self._placer = Placer()
         self._entries: dict[str, _Entry] = {}  # by request id
         self._runs: dict[str, LaneRun] = {}
+        self._visits = Visits(self._runs, self._placer)
         self._closing = False
         self._tasks = Tasks()
         self._resting = RestingSeats(roster, self._tasks, self._pump)
@@ -188,7 +191,7 @@ class Dispatcher:
                 self._placer.look(seat, counted(view.counters))
                 if seat not in self._resting:
                     ready.append(seat)
-        while len(self._queue) and self._place_next(ready):
+        while len(self._queue) and (self._place_next(ready) or self._visit_next(ready)):
             pass
 
     def _place_next(self, ready: list[Seat]) -> bool:
@@ -196,7 +199,7 @@ class Dispatcher:
         now = self._clock()
         busy_s: dict[Seat, list[float]] = {seat: [] for seat in ready}
         for run in self._runs.values():
-            if run.seat in busy_s:
+            if run.seat in busy_s and not self._visits.visits(run):
                 busy_s[run.seat].append(run.left_s(now))
         if all(len(left_s) >= limits.LANE_CAPACITY for left_s in busy_s.values()):
             return False
@@ -215,12 +218,23 @@ class Dispatcher:
         self._look_again(min(patience_s))
         return False
 
+    def _visit_next(self, ready: list[Seat]) -> bool:
+        """Dispatches the first request that may interrupt a lane's reading; whether there was one."""
+        views, now = self._roster.lanes(), self._clock()
+        hosts = self._visits.hosts(ready, views, now)
+        for entry, ticket in itertools.islice(self._queue.order(now), limits.LOOKAHEAD if hosts else 0):
+            job = _job(entry, 0.0, others=False)
+            if found := self._visits.find(hosts, job, ticket.priority, views, now):
+                self._dispatch(entry, job, found.placed, now, found)
+                return True
+        return False
+
     def _look_again(self, seconds: float) -> None:
         if self._wake is not None:
             self._wake.cancel()
         self._wake = asyncio.get_running_loop().call_later(seconds, self._pump)
 
-    def _dispatch(self, entry: _Entry, job: Job, placed: Placed, now: float) -> None:
+    def _dispatch(self, entry: _Entry, job: Job, placed: Placed, now: float, visit: Found | None = None) -> None:
         generation, seat, ticket = entry.generation, placed.seat, entry.ticket
         self._queue.take(ticket, now)
         self._placer.placed(job, seat)
@@ -229,8 +243,12 @@ class Dispatcher:
             entry.charged = placed.tokens
             self._shares.charge(ticket.tenant.name, ticket.flow, placed.tokens, ticket.tenant.weight)
         # counted from here on, before the lane has answered
-        run = self._runs[ticket.id] = LaneRun(generation, seat, placed.work_s, now)
-        _log.info("dispatched", request_id=ticket.id, lane=seat.lane, replayed=generation.tokens_seen)
+        run = self._runs[ticket.id] = LaneRun(generation, seat, placed.work_s, now, placed.read_s)
+        if visit is not None:
+            self._visits.began(run, visit)
+        _log.info(
+            "dispatched", request_id=ticket.id, lane=seat.lane, replayed=generation.tokens_seen, visits=bool(visit)
+        )
         run.task = self._tasks.spawn(self._run(run, entry))
 
     # --- one running request
@@ -241,14 +259,15 @@ class Dispatcher:
         try:
             client = self._roster.client(seat.lane)
             carrier = self._tasks.spawn(run.carry_cancel(client, self._suspect))
-            end = await run.read(client)
+            end = await run.read(client, self._pump)
             self._resting.well(seat)
             if run.lane_at_fault:  # its process ends; so may another one's that is asked the same, so only once
                 self._on_loss(run, entry, end, weight=limits.REPLAYS)
             else:
                 generation.end(end)
         except LaneBusy:
-            self._resting.busy(seat)
+            if not self._visits.refused(run):
+                self._resting.busy(seat)
             self._hand_back(run, entry)
         except LaneRejected as error:
             generation.end(error)
@@ -266,6 +285,7 @@ class Dispatcher:
             if carrier is not None:
                 carrier.cancel()
             self._runs.pop(generation.request.id, None)
+            self._visits.ended(run, self._clock())
             self._pump()
 
     def _on_loss(self, run: LaneRun, entry: _Entry, why: object, weight: int = 1) -> None:

@@ -38,25 +38,35 @@ class LaneRun:
     seat: Seat
     work_s: float  # expected
     began: float
+    read_s: float = 0.0  # of the work, expected, until its first token
+    host: LaneRun | None = None  # whose reading it interrupts
+    alone_s: float = 0.0  # that it has the lane to itself then
+    visits_s: float = 0.0  # that others have had it to themselves
+    reads: bool = False  # accepted, no token yet, and the lane has not said otherwise
     task: asyncio.Task[None] | None = None
     gone: bool = False  # the roster says that this process is no more
     lane_at_fault: bool = False  # it said so itself
 
     def left_s(self, now: float) -> float:
         """Expected seconds until it ends: never nothing while it has not."""
-        return max(self.work_s - (now - self.began), 0.1 * self.work_s)
+        return max(self.work_s + self.visits_s - (now - self.began), 0.1 * self.work_s)
 
-    async def read(self, client: LaneClient) -> Ended | LaneFailed | Unsupported:
+    async def read(self, client: LaneClient, on_accepted: Callable[[], None]) -> Ended | LaneFailed | Unsupported:
         """Reads to the end; raises the `LaneError` that the lane refused with or was lost by."""
         generation, name = self.generation, self.seat.lane
         end: Ended | LaneFailed | Unsupported | None = None
         wire = generation.request.to_wire(generation.emitted)
+        if self.host is not None:
+            wire.interrupts, wire.alone_ms = self.host.generation.request.id, max(1, round(1000 * self.alone_s))
         async with contextlib.aclosing(client.generate(wire)) as events:
             async for event in events:
                 match event:
                     case LaneAccepted():
                         generation.begin(name)
+                        self.reads = True
+                        on_accepted()
                     case LaneTokens(tokens):
+                        self.reads = False
                         if not generation.push(tokens):
                             generation.end(SlowReader("the client stopped reading"))
                             generation.cancel_wanted.set()

@@ -60,7 +60,7 @@ class RestingSeats:
             try:
                 client = self._roster.client(seat.lane)
                 hello = await client.hello()
-                if hello.incarnation != seat.incarnation or hello.status.active_request_id != request_id:
+                if hello.incarnation != seat.incarnation or request_id not in hello.status.request_ids:
                     break
                 await client.cancel(request_id)
             except (LaneError, KeyError):

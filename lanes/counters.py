@@ -46,6 +46,7 @@ class Counters:
     restores: int = 0
     restore_ns: int = 0
     restores_refused: int = 0
+    visits: int = 0
     decode_windows: int = 0
     drafts_at_1: int = 0
     drafts_at_2: int = 0

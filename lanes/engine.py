@@ -190,6 +190,7 @@ class Engine:
         for generation in accepted:
             if generation not in visit.running:
                 generation.before = self._counters.snapshot()
+                self._counters.visits += len(visit.running)
                 visit.running[generation] = self._steps.of(generation)
                 visit.turns = Turns(generation.request.alone_ms * 1_000_000)
 

@@ -40,6 +40,7 @@ class ModelView:
     expert_format: str
     region_bytes: int
     max_output_tokens: int
+    visitor_tokens: int = 0  # of a request that interrupts another, prompt and output, at most
 
     @classmethod
     def of(cls, info: lane_pb2.ModelInfo) -> ModelView:
@@ -54,6 +55,7 @@ class ModelView:
             expert_format=info.expert_format,
             region_bytes=info.region_bytes,
             max_output_tokens=info.max_output_tokens,
+            visitor_tokens=info.visitor_tokens,
         )
 
     def to_wire(self) -> lane_pb2.ModelInfo:
@@ -68,6 +70,7 @@ class ModelView:
             expert_format=self.expert_format,
             region_bytes=self.region_bytes,
             max_output_tokens=self.max_output_tokens,
+            visitor_tokens=self.visitor_tokens,
         )
 
 

@@ -35,11 +35,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where to, how long it will take, and how many tokens have to be computed there."""
+    """Where to, how long it takes there by itself, and how many tokens have to be computed."""
 
     seat: Seat
     work_s: float
     tokens: float
+    read_s: float  # of the work, until the first token
 
 
 @dataclass(slots=True)
@@ -82,11 +83,23 @@ class Placer:
 
     def place(self, job: Job, busy_s: Mapping[Seat, Sequence[float]], capacity: int) -> Placed | Wait:
         """A seat among those that may get work: `busy_s` says of each how long its requests will still take."""
+        sights = self._sights(job, busy_s, capacity)
+        output_tokens = self.lengths.expected(job.max_tokens)
+        chosen = choose(sights.values(), job.prompt_tokens, output_tokens, job.waited_s, others=job.others)
+        if isinstance(chosen, Wait):
+            return chosen
+        return self._placed(job, next(seat for seat in sights if seat.lane == chosen.lane), sights)
+
+    def expected(self, job: Job, seats: Sequence[Seat]) -> dict[Seat, Placed]:
+        """What the job would be on each of these seats if it began there now."""
+        sights = self._sights(job, dict.fromkeys(seats, ()), 1)
+        return {seat: self._placed(job, seat, sights) for seat in seats}
+
+    def _sights(self, job: Job, busy_s: Mapping[Seat, Sequence[float]], capacity: int) -> dict[Seat, LaneSight]:
         home = self._affinity.seat(job.flow)
         remembered = self.prefixes.remembered(job.chains, [seat.lane for seat in busy_s])
-        output_tokens = self.lengths.expected(job.max_tokens)
-        sights = {
-            seat.lane: LaneSight(
+        return {
+            seat: LaneSight(
                 name=seat.lane,
                 free=len(left_s) < capacity,
                 wait_s=0.0 if len(left_s) < capacity else min(left_s),
@@ -99,13 +112,12 @@ class Placer:
             )
             for seat, left_s in busy_s.items()
         }
-        chosen = choose(sights.values(), job.prompt_tokens, output_tokens, job.waited_s, others=job.others)
-        if isinstance(chosen, Wait):
-            return chosen
-        seat = next(seat for seat in busy_s if seat.lane == chosen.lane)
-        sight = sights[chosen.lane]
+
+    def _placed(self, job: Job, seat: Seat, sights: Mapping[Seat, LaneSight]) -> Placed:
+        sight, output_tokens = sights[seat], self.lengths.expected(job.max_tokens)
         tokens = job.prompt_tokens - sight.remembered_tokens + output_tokens
-        return Placed(seat, work_s(sight, job.prompt_tokens, output_tokens), tokens)
+        work, read = (work_s(sight, job.prompt_tokens, output) for output in (output_tokens, 0.0))
+        return Placed(seat, work, tokens, read)
 
     def placed(self, job: Job, seat: Seat) -> None:
         """The job goes there: the lane's turn is over, and the session's home is there."""

@@ -50,6 +50,7 @@ class History:
     ends: collections.Counter[str] = field(default_factory=collections.Counter)
     longest_wait_s: float = 0.0
     replays: int = 0
+    visits: int = 0
 
 
 async def read(generation: Generation, history: History, submitted: float) -> None:
@@ -95,9 +96,10 @@ async def play(scenario: Scenario, history: History) -> None:
     for number in range(scenario.requests):
         await asyncio.sleep(chance.expovariate(scenario.rate_per_s))
         tenant = chance.choice(tenants)
+        most = scenario.prompt_tokens * (100 if chance.random() < scenario.long_prompts else 1)
         request = Request(
             f"r{number}",
-            tuple(chance.randrange(3, 256) for _ in range(chance.randint(1, scenario.prompt_tokens))),
+            tuple(chance.randrange(3, 256) for _ in range(chance.randint(1, most))),
             chance.randint(1, scenario.max_tokens),
             Sampling(0.0, 0, 1.0, 0), (2,), (), False, 0, f"s{chance.randrange(scenario.sessions)}",
             tenant=tenant, priority=chance.choice(list(Priority)),
@@ -116,6 +118,8 @@ async def play(scenario: Scenario, history: History) -> None:
     while readers:
         await asyncio.wait(readers)
     history.replays = sum(lane.replays for lane in lanes)
+    history.visits = sum(lane.visits for lane in lanes)
+    assert max(lane.longest_wait_chunks for lane in lanes) <= 2
     assert dispatcher.queued == 0
     while any(dispatcher.running(lane.name) for lane in lanes):
         await asyncio.sleep(1.0)
@@ -159,3 +163,13 @@ def test_without_faults_everybody_is_served() -> None:
     history = run(Scenario(500, cancel_chance=0.0, timeout_chance=0.0, rate_per_s=2.0))
     assert history.ends == {"FINISH_REASON_LENGTH": 500}
     assert history.replays == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_short_requests_visit_long_ones_and_nobody_is_starved_whatever_fails(seed: int) -> None:
+    costs = Costs(decode_s=0.01, fault_chance=0.05 if seed else 0.0)
+    history = run(Scenario(600, seed=seed, rate_per_s=2.0, lanes=2, costs=costs, long_prompts=0.15))
+    print(dict(history.ends), f"visits {history.visits}, longest wait {history.longest_wait_s:.1f} s", flush=True)
+    assert history.visits > 20
+    assert history.ends["FINISH_REASON_LENGTH"] > 0.8 * 600
+    assert history.longest_wait_s < 10 * limits.AGEING_S
