@@ -190,7 +190,6 @@ class Engine:
         for generation in accepted:
             if generation not in visit.running:
                 generation.before = self._counters.snapshot()
-                self._counters.visits += len(visit.running)
                 visit.running[generation] = self._steps.of(generation)
                 visit.turns = Turns(generation.request.alone_ms * 1_000_000)
 
@@ -201,6 +200,7 @@ class Engine:
         others = [other for other in visit.running if other is not generation]
         before = self._counters.snapshot() if others else self._published
         began_ns = self._clock()
+        self._counters.visits += visitor and generation.begun.slot < 0
         try:
             next(visit.running[generation])
         except StopIteration as over:

@@ -91,6 +91,9 @@ class Experts(Protocol):
     stopped: Callable[[], bool]
     recorder: Callable[[Touched], None] | None
 
+    def erase(self) -> None:
+        """Zeroes what scratch holds of earlier windows."""
+
     def keep(self, rows: int) -> None:
         """Only the first rows of the trial window were right."""
 
@@ -116,11 +119,14 @@ class ModelRunner:
 
     def resume(self, prompt_ids: Sequence[int], max_tokens: int, tenant: bytes) -> Begun:
         """Takes a conversation up, or opens one; buffers of the last tenant's windows are zeroed for another's."""
+        self._turn_to(tenant)
+        return self._conversations.begin(prompt_ids, max_tokens, tenant)
+
+    def _turn_to(self, tenant: bytes) -> None:
         if tenant != self._tenant:
             self._experts.erase()
             self._model.erase()
             self._tenant = tenant
-        return self._conversations.begin(prompt_ids, max_tokens, tenant)
 
     def checkpoint(self, slot: int) -> None:
         """Copies what each token overwrites."""
@@ -133,6 +139,8 @@ class ModelRunner:
     def forward(self, window: Window, stopped: Callable[[], bool]) -> Logits | None:
         """Runs the model."""
         self._experts.stopped = stopped
+        if (slot := int(window.seq[0])) in self._conversations:  # two tenants' generations may run by turns
+            self._turn_to(self._conversations[slot].tenant)
         try:
             logits = self._model.forward(window, self._states).cpu().numpy()
         except Interrupted:

@@ -62,7 +62,7 @@ async def test_turns_go_on_with_drafts_as_without(rig, remembering, hints):  # n
 
 async def test_what_a_tenants_windows_left_in_buffers_is_gone_before_anothers(rig, remembering):  # noqa: F811
     drafter = Drafter(3, remembering.runner.guess, beliefs=convinced())
-    kernel, drafts = rig.store._kernel, remembering.runner._model._drafts
+    kernel, drafts = rig.store._kernel, remembering.runner._model.drafts
 
     def request(tenant):
         return Request("r", tuple(PROMPT), 15, Sampling(temperature=0.7, seed=5), tenant_salt=tenant)
@@ -85,3 +85,16 @@ async def test_what_a_tenants_windows_left_in_buffers_is_gone_before_anothers(ri
     other, _ = await remembering.answer(drafter, request(b"b"))
     assert kernel.erase() > 0
     assert [t.id for t in first] == [t.id for t in again] == [t.id for t in other]
+
+
+async def test_two_tenants_by_turns_leave_each_other_nothing(rig, remembering, monkeypatch):  # noqa: F811
+    runner, erased = remembering.runner, []
+    slots = [runner.resume([1, 2, 3], 8, tenant).slot for tenant in (b"a", b"b")]
+    monkeypatch.setattr(rig.store, "erase", lambda: erased.append(True))
+    counts = []
+    for who, start in [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (1, 1)]:
+        assert runner.forward(Window.of_sequence([7], start, slots[who]), lambda: False) is not None
+        counts.append(len(erased))
+    assert counts == [1, 1, 2, 3, 3, 4]
+    for slot in slots:
+        runner.end(slot)

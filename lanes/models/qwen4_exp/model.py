@@ -91,10 +91,10 @@ class Qwen4Exp:
 
     def erase(self) -> None:
         """Zeroes what is kept of the last window's rows."""
-        for layer in self._ngrams:
+        for layer in self.ngrams:
             layer.erase()
-        if self._drafts is not None:
-            self._drafts.erase()
+        if self.drafts is not None:
+            self.drafts.erase()
 
     @torch.no_grad()
     def forward(self, window: Window, states: Mapping[int, SequenceState]) -> torch.Tensor:
