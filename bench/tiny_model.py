@@ -146,6 +146,7 @@ class Tensor:
     shape: tuple[int, ...]
     make: Callable[[], np.ndarray]
     integer: bool = False
+    normal: tuple[float, float] | None = None  # (standard deviation, mean) where its values are just that
 
 
 class _Plan:
@@ -163,7 +164,8 @@ class _Plan:
         return random.standard_normal(shape, np.float32) * np.float32(std) + np.float32(mean)
 
     def normal(self, canonical: str, shape: tuple[int, ...], std: float, mean: float = 0.0) -> None:
-        self.add(canonical, shape, lambda: self.draw(canonical, shape, std, mean))
+        made = Tensor(self.name(canonical), shape, lambda: self.draw(canonical, shape, std, mean), normal=(std, mean))
+        self.tensors.append(made)
 
     def linear(self, canonical: str, rows: int, columns: int, gain: float = 1.0) -> None:
         self.normal(canonical + ".weight", (rows, columns), gain / math.sqrt(columns))
