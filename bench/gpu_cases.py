@@ -40,6 +40,13 @@ class Sizes:
     heads: int = 24
     head_dim: int = 256
     rotated: int = 64
+    attention_layers: int = 12
+    kv_heads: int = 2
+    index_heads: int = 4
+    index_dim: int = 128
+    block_tokens: int = 4
+    blocks_chosen: int = 512
+    contexts: tuple[int, ...] = (1024, 8192, 32_768, 131_072)  # tokens
     vocabulary: int = 248_320
     format: str = "q4g64"
 
@@ -58,6 +65,7 @@ class Case:
     bytes: int  # that one layer must move, each byte once
     layer: Callable[[int], object]
     check: Callable[[], None] | None = None
+    layers: int | None = None  # that have it, where not all do
 
 
 class Records:

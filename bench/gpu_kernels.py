@@ -32,6 +32,7 @@ if importlib.util.find_spec("structlog") is None:  # a bare GPU host: nothing of
     sys.modules["structlog"].get_logger = lambda *names: None  # type: ignore[attr-defined]
 
 from bench import gpu_cases, result
+from bench.gpu_attention import attention_cases
 from bench.gpu_cases import Case, ExpertLayer, Records, Sizes
 from lanes.kernels import experts
 
@@ -91,7 +92,7 @@ class Report:
             if case.check is not None:
                 case.check()
                 torch.cuda.synchronize()
-            time_us = microseconds(case.layer, layers)
+            time_us = microseconds(case.layer, case.layers or layers)
         except Exception as error:  # whatever it is, the others are measured
             self.failed.append(name)
             print(f"{name:<46} FAILED {type(error).__name__}: {str(error)[:300]}", flush=True)
@@ -178,7 +179,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     records = Records(sizes, max(all_rows), "cuda")
     for rows in all_rows:
         layer = ExpertLayer(sizes, records, rows, "cuda")
-        for case in itertools.chain(layer.cases(), gpu_cases.dense_cases(sizes, rows, "cuda")):
+        cases = itertools.chain(layer.cases(), gpu_cases.dense_cases(sizes, rows, "cuda"))
+        if rows in (min(all_rows), max(all_rows)):  # the keys of a long sequence are many: not for those between
+            cases = itertools.chain(cases, attention_cases(sizes, rows, "cuda"))
+        for case in cases:
             if options.only in case.name and report.elapsed_s < options.until_s:
                 report.run(case, rows, sizes.layers)
         if rows == all_rows[0] and options.only in "sweep":

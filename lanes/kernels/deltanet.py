@@ -71,8 +71,8 @@ def prepare(
     _prepare[(heads + 1,)](
         qkv, qkv.stride(0), ba, taps, rate, shift, tail, accepted, raw, pending.mixed, pending.decay, pending.beta,
         replay.mixed, replay.decay, replay.beta, R=qkv.shape[0], BEFORE=raw.shape[0], TAPS=shape.taps,
-        A=shape.key_heads, N=shape.value_heads, NP=triton.next_power_of_2(shape.value_heads), D=shape.key_dim, C=shape.channels,
-        EPS=L2_EPS, num_warps=1,
+        A=shape.key_heads, N=shape.value_heads, NP=triton.next_power_of_2(shape.value_heads), D=shape.key_dim,
+        C=shape.channels, EPS=L2_EPS, num_warps=1,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import torch
 import triton
 
 from bench import gpu_cases
+from bench.gpu_attention import attention_cases
 from bench.gpu_cases import ExpertLayer, Records, Sizes
 from lanes.kernels import combine, experts, sampling
 
@@ -12,7 +13,8 @@ pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="comp
 
 SMALL = Sizes(
     layers=2, hidden=64, inner=64, experts=24, chosen=4, streams=2, lowrank=8, key_heads=1, value_heads=2, delta_dim=16,
-    heads=2, head_dim=32, rotated=16, vocabulary=300,
+    heads=2, head_dim=32, rotated=16, vocabulary=300, attention_layers=1, kv_heads=1, index_heads=2, index_dim=16,
+    blocks_chosen=3, contexts=(8, 40),
 )  # fmt: skip
 
 
@@ -27,6 +29,14 @@ def test_the_dense_cases(few_programs, rows):
     torch.manual_seed(0)
     for case in gpu_cases.dense_cases(SMALL, rows, "cpu"):
         case.layer(1)
+        if case.check is not None:
+            case.check()
+
+
+def test_the_attention_cases():
+    torch.manual_seed(0)
+    for case in attention_cases(SMALL, 2, "cpu"):
+        case.layer(0)
         if case.check is not None:
             case.check()
 
