@@ -38,6 +38,7 @@ class LaneConfig:
     vram_budget_bytes: int
     state_budget_bytes: int  # for conversations that wait, beside the one that runs
     park: Path | None  # the park pool's socket
+    kv_int8: bool  # keys and values in a byte each, which is approximate
     ngram_cache_bytes: int  # host memory for rows of n-gram tables
     cores: tuple[int, ...]
     pinned: bool  # threads stay on one core each: only when the cores were named, so that lanes never share one unasked
@@ -84,6 +85,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], allowed_cores: frozen
     isa = environ.get("EXPERT_ISA") or None
     if isa is not None and isa not in _ISAS:
         raise ConfigError(f"EXPERT_ISA: {isa!r} is not one of {', '.join(_ISAS)}")
+    if options.device == "cuda" and options.kv == "int8":
+        raise ConfigError("--kv: 'int8' is for lanes on the cpu")
     if options.device == "cuda":
         raise ConfigError("--device: 'cuda' is not served by this version; lanes run on 'cpu'")
     listen: Path = options.listen
@@ -96,6 +99,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], allowed_cores: frozen
         vram_budget_bytes=options.vram_budget,
         state_budget_bytes=options.state_budget,
         park=options.park,
+        kv_int8=options.kv == "int8",
         ngram_cache_bytes=options.ngram_cache,
         cores=options.cores or tuple(sorted(allowed_cores)),
         pinned=options.cores is not None,
@@ -128,6 +132,9 @@ def _parser(allowed_cores: frozenset[int]) -> _Parser:
         help="memory for conversations that wait, beside the one that runs (default: 512MiB)")  # fmt: skip
     add("--park", type=_socket_path, metavar="SOCKET",
         help="the socket of the host's pool for conversations that left a lane's memory (default: none)")  # fmt: skip
+    add("--kv", choices=("exact", "int8"), default="exact",
+        help="how keys and values of tokens are kept; int8 takes half of bf16's memory, a quarter of fp32's, and is "
+             "approximate: every answer says so (default: exact)")  # fmt: skip
     add("--ngram-cache", type=_checked(parse_bytes), metavar="BYTES", default=limits.DEFAULT_NGRAM_CACHE_BYTES,
         help="memory for rows of n-gram tables that were read (default: 64MiB)")  # fmt: skip
     add("--cores", type=_checked(lambda text: parse_cores(text, allowed_cores)), metavar="LIST",

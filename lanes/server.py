@@ -174,7 +174,7 @@ class LaneServer(rpc.LaneServicer):
             for first in range(0, len(tokens), limits.CHUNK_TOKENS):
                 await _write(context, wire.token_chunk(tokens[first : first + limits.CHUNK_TOKENS]))
             if end is not None:
-                await _write(context, wire.finished(end))
+                await _write(context, wire.finished(end, self._identity.approximations))
                 return
 
     def _status(self) -> pb.LaneStatus:

@@ -134,9 +134,10 @@ def cpu_parts(opened: Opened) -> Parts:
         drafts=opened.draft_layer,
     )
     context_tokens = opened.context_tokens(model.spec)
+    shape = model.state_shape.with_int8() if config.kv_int8 else model.state_shape
     states = StatePool(  # one active generation of full length, and those that wait
-        model.state_shape,
-        model.state_shape.bytes(context_tokens) + config.state_budget_bytes,
+        shape,
+        shape.bytes(context_tokens) + config.state_budget_bytes,
         slots=limits.MAX_RESIDENTS,
     )
     return Parts(kernel, store, model, states, context_tokens)
@@ -169,10 +170,10 @@ def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Open
         parts = make(opened)
         kernel, experts, model, states = parts.kernel, parts.experts, parts.model, parts.states
         spec, context_tokens, draft_layer = model.spec, parts.context_tokens, opened.draft_layer
-        visitor_tokens = min(context_tokens, model.state_shape.tokens_in(config.state_budget_bytes))
+        visitor_tokens = min(context_tokens, states.shape.tokens_in(config.state_budget_bytes))
         park = None
         if config.park is not None:
-            origin = SnapshotIdentity.of(manifest.fingerprint, model.state_shape)
+            origin = SnapshotIdentity.of(manifest.fingerprint, states.shape)
             park = Parking(config.park, origin, counters, clock=time.monotonic)
             stack.callback(park.close)
         conversations = Conversations(states, counters, park)
@@ -183,7 +184,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Open
             selftest.Experts(kernel, info, region.record_address, region.record),
             spec.vocab,
             golden,
-            selftest.FP32_TOLERANCE if model.dtype == torch.float32 else selftest.BF16_TOLERANCE,
+            selftest.FP32_TOLERANCE if model.dtype == torch.float32 and not config.kv_int8 else selftest.BF16_TOLERANCE,
         )
         _log.info("self_test_passed", compared=tested)
         counters.restart()
@@ -232,6 +233,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Open
             expert_format=info.format,
             region_bytes=region.header.total_bytes,
             visitor_tokens=visitor_tokens,
+            approximations=("kv-int8",) if config.kv_int8 else (),
         )
         return Lane(engine, identity, conversations.log, region, stack.pop_all())
 

@@ -47,6 +47,7 @@ class Identity:
     expert_format: str
     region_bytes: int
     visitor_tokens: int = 0
+    approximations: tuple[str, ...] = ()  # what every answer is labelled with
 
 
 def hello_reply(identity: Identity, status: pb.LaneStatus, protocol_version: int) -> pb.HelloReply:
@@ -121,7 +122,7 @@ def token_chunk(tokens: Sequence[Token]) -> pb.GenerateEvent:
     return pb.GenerateEvent(tokens=pb.TokenChunk(tokens=[_token(token) for token in tokens]))
 
 
-def finished(end: End) -> pb.GenerateEvent:
+def finished(end: End, approximations: Sequence[str] = ()) -> pb.GenerateEvent:
     """The last event of a stream."""
     return pb.GenerateEvent(
         finished=pb.Finished(
@@ -134,6 +135,7 @@ def finished(end: End) -> pb.GenerateEvent:
                 waited_windows=end.waited_windows,
                 draft_tokens=end.counters.draft_tokens,
                 accepted_draft_tokens=end.counters.right_draft_tokens,
+                approximations=approximations,
             ),
             counters=_counters(end.counters),
             error_code=end.error_code,

@@ -31,6 +31,9 @@ _OPTIONS = (
                  help="Of each lane, for conversations that wait for their next turn. Default: the lane's."),
     click.option("--ngram-cache", "ngram_cache_bytes", type=SIZE, metavar="SIZE",
                  help="Of each lane, for rows of n-gram tables. Default: the lane's."),
+    click.option("--kv", type=click.Choice(["exact", "int8"]),
+                 help="How keys and values of tokens are kept. int8 takes half of bf16's memory, a quarter of fp32's, "
+                      "and is approximate: every answer says so. Default: exact."),
     click.option("--drafts", type=click.IntRange(0, 3), metavar="N",
                  help="Tokens guessed ahead of a pass, at most. Default: 3 where the pack has a draft layer; 0: none."),
     click.option("--draft-vocab", "draft_vocabulary", metavar="FILE",
@@ -48,6 +51,7 @@ LANE_OPTIONS = (
     "prefill_chunk_tokens",
     "state_budget_bytes",
     "ngram_cache_bytes",
+    "kv",
     "drafts",
     "draft_vocabulary",
     "trace_folder",

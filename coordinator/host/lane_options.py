@@ -21,6 +21,7 @@ class LaneOptions:
     prefill_chunk_tokens: int | None = None
     state_budget_bytes: int | None = None
     ngram_cache_bytes: int | None = None
+    kv: str | None = None  # "exact" or "int8": how keys and values are kept
     drafts: int | None = None
     draft_vocabulary: Path | None = None  # an absolute path
     trace_folder: Path | None = None  # an absolute path; every lane that starts writes a new file into it
@@ -36,6 +37,7 @@ class LaneOptions:
             "--prefill-chunk": self.prefill_chunk_tokens,
             "--state-budget": self.state_budget_bytes,
             "--ngram-cache": self.ngram_cache_bytes,
+            "--kv": self.kv,
             "--drafts": self.drafts,
             "--draft-vocab": self.draft_vocabulary,
             "--trace-routing": self.trace_folder,

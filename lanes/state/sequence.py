@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import torch
 
+from lanes.state import int8
 from lanes.state.errors import CapacityExceeded
 from lanes.state.shape import AttentionShape, DraftShape, NgramShape, RecurrentShape, StateShape
 from lanes.state.trial import Trial
@@ -26,15 +27,22 @@ Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]  # returns mem
 
 
 class AttentionState:
-    """Keys, values and index keys of one attention layer."""
+    """Keys, values and index keys of one attention layer: a buffer for each of `shape.growing()`, under its name."""
 
-    __slots__ = ("_allocate", "block_keys", "keys", "raw_index_keys", "shape", "values")
+    __slots__ = (
+        "_allocate", "block_keys", "key_scales", "keys", "raw_index_keys", "shape", "value_scales", "values",
+    )  # fmt: skip
+    keys: torch.Tensor  # [KV, rows, D]
+    values: torch.Tensor  # [KV, rows, D]
+    key_scales: torch.Tensor  # [KV, rows, 1] where keys and values are int8
+    value_scales: torch.Tensor
+    raw_index_keys: torch.Tensor  # [rows, J]
+    block_keys: torch.Tensor  # [rows / r, J], normed and rotated
 
     def __init__(self, shape: AttentionShape, allocate: Allocate) -> None:
         self.shape, self._allocate = shape, allocate
-        self.keys = self.values = allocate((shape.kv_heads, 0, shape.head_dim), shape.dtype)  # [KV, rows, D]
-        self.raw_index_keys = allocate((0, shape.index_dim), shape.dtype)  # [rows, J]
-        self.block_keys = allocate((0, shape.index_dim), torch.float32)  # [rows / r, J], normed and rotated
+        for each in shape.growing():
+            setattr(self, each.name, allocate(each.size(0), each.dtype))
 
     @property
     def rows(self) -> int:
@@ -43,27 +51,45 @@ class AttentionState:
 
     def grow(self, rows: int, used: int) -> None:
         """Moves the first `used` rows into buffers of `rows`."""
-        shape = self.shape
-        for name, full, dtype, kept in (
-            ("keys", (shape.kv_heads, rows, shape.head_dim), shape.dtype, used),
-            ("values", (shape.kv_heads, rows, shape.head_dim), shape.dtype, used),
-            ("raw_index_keys", (rows, shape.index_dim), shape.dtype, used),
-            ("block_keys", (rows // shape.block_tokens, shape.index_dim), torch.float32, used // shape.block_tokens),
-        ):
-            new, old = self._allocate(full, dtype), getattr(self, name)
-            new[..., :kept, :] = old[..., :kept, :]
-            setattr(self, name, new)
+        for each in self.shape.growing():
+            new, old = self._allocate(each.size(each.rows(0, rows).stop), each.dtype), getattr(self, each.name)
+            kept = each.rows(0, used)
+            new[..., kept, :] = old[..., kept, :]
+            setattr(self, each.name, new)
             old.zero_()  # freed memory holds nobody's state
 
     def of(self, first: int, end: int) -> tuple[torch.Tensor, ...]:
         """Views of what tokens first..end-1 have here; a block key goes with its block's last token."""
-        blocks = slice(first // self.shape.block_tokens, end // self.shape.block_tokens)
-        rows = slice(first, end)
-        return self.keys[:, rows], self.values[:, rows], self.raw_index_keys[rows], self.block_keys[blocks]
+        return tuple(getattr(self, each.name)[..., each.rows(first, end), :] for each in self.shape.growing())
+
+    def put(self, start: int, stop: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes rows start..stop-1: fp32 [KV, rows, D] each."""
+        for name, new in (("key", keys), ("value", values)):
+            into = getattr(self, f"{name}s")[:, start:stop]
+            if self.shape.int8:
+                codes, scales = int8.encode(new)
+                into.copy_(codes)
+                getattr(self, f"{name}_scales")[:, start:stop] = scales
+            else:
+                into.copy_(new)
+
+    def read(self, which: slice | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [KV, rows, D] in the shape's dtype, of a slice of rows (views, where they are kept so) or of
+        rows by number, int64 [rows]."""
+        keys, values = (_rows(x, which) for x in (self.keys, self.values))
+        if not self.shape.int8:
+            return keys, values
+        dtype = self.shape.dtype
+        key_scales, value_scales = (_rows(x, which) for x in (self.key_scales, self.value_scales))
+        return int8.decode(keys, key_scales, dtype), int8.decode(values, value_scales, dtype)
 
     def nbytes(self) -> int:
         """Bytes allocated."""
         return sum(t.nbytes for t in self.of(0, self.rows))
+
+
+def _rows(x: torch.Tensor, which: slice | torch.Tensor) -> torch.Tensor:
+    return x[:, which] if isinstance(which, slice) else x.index_select(1, which)
 
 
 class RecurrentState:

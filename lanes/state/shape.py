@@ -9,7 +9,7 @@ Letters: KV key/value heads, D head size, J index head size, r tokens per index 
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,32 +20,63 @@ def dtype_bytes(dtype: torch.dtype) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """Rows that grow with the sequence: keys and values in `dtype`, raw index keys in `dtype`, block keys in fp32.
+class Growing:
+    """One buffer of an attention layer: a row for every `tokens` tokens, in each of `heads` columns of rows."""
 
-    Block keys stay fp32: their scores decide which blocks are read, and a rounded score invents ties.
+    name: str  # the attribute of `AttentionState`
+    heads: int  # 0: rows without a dimension of heads
+    width: int
+    dtype: torch.dtype
+    tokens: int = 1
+
+    def size(self, rows: int) -> tuple[int, ...]:
+        """The shape of that many rows: [heads, rows, width], or [rows, width]."""
+        return (self.heads, rows, self.width) if self.heads else (rows, self.width)
+
+    def row_bytes(self) -> int:
+        """Bytes of one row of all heads."""
+        return max(1, self.heads) * self.width * dtype_bytes(self.dtype)
+
+    def rows(self, first: int, end: int) -> slice:
+        """The rows of tokens first..end-1; a row of several tokens goes with the last of them."""
+        return slice(first // self.tokens, end // self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Rows that grow with the sequence: keys and values, raw index keys in `dtype`, block keys in fp32.
+
+    Keys and values are in `dtype`, or with `int8` as codes and an fp32 scale for each row of a head. Block keys stay
+    fp32: their scores decide which blocks are read, and a rounded score invents ties.
     """
 
     kv_heads: int  # KV
     head_dim: int  # D
     index_dim: int  # J
     block_tokens: int  # r
-    dtype: torch.dtype
+    dtype: torch.dtype  # that attention computes in
+    int8: bool = False
+
+    def growing(self) -> tuple[Growing, ...]:
+        """The buffers, in the order in which a sequence names and a snapshot writes them."""
+        kept = torch.int8 if self.int8 else self.dtype
+        scales = [Growing(f"{name}_scales", self.kv_heads, 1, torch.float32) for name in ("key", "value")]
+        return (
+            Growing("keys", self.kv_heads, self.head_dim, kept),
+            Growing("values", self.kv_heads, self.head_dim, kept),
+            *(scales if self.int8 else ()),
+            Growing("raw_index_keys", 0, self.index_dim, self.dtype),
+            Growing("block_keys", 0, self.index_dim, torch.float32, self.block_tokens),
+        )
 
     def token_bytes(self) -> int:
-        """Bytes per token, without block keys: 2·KV·D values and J raw index values."""
-        return (2 * self.kv_heads * self.head_dim + self.index_dim) * dtype_bytes(self.dtype)
+        """Bytes per token, without block keys: 2·KV·D values (int8: bytes, and 2·KV scales) and J raw index values."""
+        return sum(each.row_bytes() for each in self.growing() if each.tokens == 1)
 
     def row_shapes(self, first: int, end: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shapes and dtypes of what tokens first..end-1 have: keys, values, raw index keys, keys of blocks they end."""
-        rows, blocks = end - first, end // self.block_tokens - first // self.block_tokens
-        heads = (self.kv_heads, rows, self.head_dim)
-        return [
-            (heads, self.dtype),
-            (heads, self.dtype),
-            ((rows, self.index_dim), self.dtype),
-            ((blocks, self.index_dim), torch.float32),
-        ]
+        """Shapes and dtypes of what tokens first..end-1 have, and of the keys of blocks they end."""
+        rows = [(each, each.rows(first, end)) for each in self.growing()]
+        return [(each.size(of.stop - of.start), each.dtype) for each, of in rows]
 
     def block_bytes(self) -> int:
         """Bytes per complete block of r tokens: one fp32 key of J."""
@@ -106,6 +137,10 @@ class StateShape:
     context_fill: int  # the id that stands before the first token
     max_tokens: int
     draft: DraftShape | None = None  # None: no draft layer is used
+
+    def with_int8(self) -> StateShape:
+        """The same with keys and values as int8."""
+        return replace(self, attention={layer: replace(s, int8=True) for layer, s in self.attention.items()})
 
     def fixed_bytes(self) -> int:
         """Bytes whatever the length: recurrent state, convolution tails, 8 per context id, what waits for drafts."""

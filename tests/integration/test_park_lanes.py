@@ -62,3 +62,20 @@ def test_parked_on_one_lane_resumed_on_another(tmp_path):
         _, stayed, usage = talk(host, "lane-1", following, b"c")
         assert usage.restored_tokens == 0
         assert after_death == stayed
+
+
+def test_lanes_of_two_kv_formats_share_no_conversation_and_say_what_they_are(tmp_path):
+    with Host(tiny_pack(tmp_path), tmp_path) as host:
+        host.owner("--park", str(64 << 20))
+        park = ("--park", str(host.run / "park.sock"), "--drafts", "0")
+        host.ready_lane("lane-0", *park)
+        host.ready_lane("lane-1", *park, "--kv", "int8")
+        ids, _, usage = talk(host, "lane-0", PROMPT, b"a")
+        assert list(usage.approximations) == []
+        until_parked(host, "lane-1", 305)
+        following = [*PROMPT, *ids, 9, 8]
+        _, _, usage = talk(host, "lane-1", following, b"a")
+        assert list(usage.approximations) == ["kv-int8"]
+        assert (usage.cached_tokens, usage.restored_tokens) == (0, 0)
+        with host.stub("lane-1") as stub:
+            assert next(iter(stub.Watch(pb.WatchRequest()))).counters.restores_refused == 1

@@ -23,6 +23,7 @@ def test_the_least_command_line():
     assert config.ngram_cache_bytes == 64 << 20
     assert config.state_budget_bytes == 512 << 20
     assert config.drafts is None
+    assert not config.kv_int8
     assert config.expert_isa is None
     assert config.trace_routing is None
 
@@ -31,7 +32,7 @@ def test_everything():
     config = parse(
         [*LEAST, "--device", "cpu", "--cores", "1-2,5", "--name", "lane-7", "--context", "4096",
          "--prefill-chunk", "64", "--ngram-cache", "1MiB", "--state-budget", "3MiB", "--region-socket", "/run/r.sock",
-         "--trace-routing", "t.trace", "--drafts", "2", "--log-json"],
+         "--trace-routing", "t.trace", "--drafts", "2", "--kv", "int8", "--log-json"],
         {"EXPERT_ISA": "avx2"}, CORES,
     )  # fmt: skip
     assert config.cores == (1, 2, 5)
@@ -43,6 +44,7 @@ def test_everything():
     assert config.ngram_cache_bytes == 1 << 20
     assert config.state_budget_bytes == 3 << 20
     assert config.drafts == 2
+    assert config.kv_int8
     with pytest.raises(AttributeError):
         config.name = "x"
 
@@ -71,6 +73,8 @@ def test_everything():
         (["--name", "x" * 33], "--name"),
         (["--listen", "127.0.0.1:80"], "--listen: .*Unix socket"),
         (["--listen", "unix:" + "/x" * 54], "--listen: a socket path has 1 to 107 bytes"),
+        (["--device", "cuda", "--kv", "int8"], "--kv: 'int8' is for lanes on the cpu"),
+        (["--kv", "int4"], "--kv: invalid choice"),
         (["--device", "cuda"], "--device: 'cuda' is not served by this version"),
         (["--device", "tpu"], "--device"),
         (["--vram", "1"], "--vram"),

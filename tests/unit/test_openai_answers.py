@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,12 @@ def test_a_whole_chat_answer(desk: TextDesk) -> None:
     assert body["expressway"]["lane"] == "lane-1"
     assert body["expressway"]["counters"]["expert_hits"] == 1 << 40
     assert body["expressway"]["counters"]["cancelled"] == 0
+    assert "approximate" not in body["expressway"]
+    usage = lane_pb2.Usage(prompt_tokens=5, approximations=["kv-int8"])
+    said = CompletionWriter(True, "id1", "m", 12, 7, desk, logprobs=False).whole(
+        Turn(content="hi", tokens=[]), TurnEnd(replace(FINAL, usage=usage), called=False)
+    )
+    assert said["expressway"]["approximate"] == ["kv-int8"]
     json.loads(dump(body))
 
 

@@ -135,9 +135,11 @@ class CompletionWriter:
             final.counters, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
         # protobuf's JSON writes 64-bit integers as strings; a count is a number here
+        approximate = {"approximate": list(final.usage.approximations)} if final.usage.approximations else {}
         return {
             "request_id": self.request_id,
             "lane": final.lane,
+            **approximate,
             "seed": self.seed,
             "counters": {name: int(value) for name, value in counters.items()},
         }

@@ -90,8 +90,7 @@ class Attention:
 
     def _write(self, state: AttentionState, run: Run, k: torch.Tensor, v: torch.Tensor, raw_keys: torch.Tensor) -> None:
         """k, v: [T, KV, D]; raw_keys: [T, J]."""
-        state.keys[:, run.start : run.stop] = k.transpose(0, 1)
-        state.values[:, run.start : run.stop] = v.transpose(0, 1)
+        state.put(run.start, run.stop, k.transpose(0, 1), v.transpose(0, 1))
         state.raw_index_keys[run.start : run.stop] = raw_keys
         self.indexer.complete_blocks(state, run)
 
@@ -102,14 +101,14 @@ class Attention:
         spec = self._spec
         first_chosen = (spec.index_topk + 1) * spec.index_block_tokens - 1  # first position that cannot read all
         dense = min(max(first_chosen - run.start, 0), run.stop - run.start)
-        q = q.to(state.keys.dtype).unflatten(1, (spec.kv_heads, -1))  # [T, KV, G, D]
+        q = q.to(state.shape.dtype).unflatten(1, (spec.kv_heads, -1))  # [T, KV, G, D]
         for first in range(0, dense, DENSE_QUERY_ROWS):
             part = slice(first, min(first + DENSE_QUERY_ROWS, dense))
             out[part] = self._dense(q[part], state, run.start + part.start)
         if dense < q.shape[0]:
             positions = torch.arange(run.start + dense, run.stop, device=q.device)
             chosen = self.indexer.choose(index_q[dense:], positions, state)
-            per_row = 2 * spec.kv_heads * spec.head_dim * state.keys.element_size()
+            per_row = 2 * spec.kv_heads * spec.head_dim * state.shape.dtype.itemsize
             most = MOST_GATHER_BYTES_CUDA if q.is_cuda else MOST_GATHER_BYTES
             step = max(1, most // (per_row * (spec.index_budget_tokens + spec.index_block_tokens)))
             for first in range(0, positions.shape[0], step):
@@ -125,10 +124,11 @@ class Attention:
         if rows > 1:
             mask = torch.ones((rows, length), dtype=torch.bool, device=q.device).tril(start)
             mask = mask[None].expand(groups, -1, -1).reshape(1, 1, groups * rows, length)
+        keys, values = state.read(slice(0, length))
         out = F.scaled_dot_product_attention(
             q.permute(1, 2, 0, 3).flatten(1, 2)[None],  # [1, KV, G * T, D]
-            state.keys[None, :, :length],
-            state.values[None, :, :length],
+            keys[None],
+            values[None],
             attn_mask=mask,
         )
         heads = out.view(-1, groups, rows, out.shape[-1])  # [KV, G, T, D]
@@ -145,8 +145,6 @@ class Attention:
         tokens = torch.cat((tokens, open_tokens), dim=1)
         visible = tokens <= positions[:, None]
         tokens = torch.where(visible, tokens, 0).flatten()
-        keys, values = (
-            x.index_select(1, tokens).unflatten(1, (q.shape[0], -1)) for x in (state.keys, state.values)
-        )  # [KV, T, L, D]
+        keys, values = (x.unflatten(1, (q.shape[0], -1)) for x in state.read(tokens))  # [KV, T, L, D]
         out = F.scaled_dot_product_attention(q.transpose(0, 1), keys, values, attn_mask=visible[None, :, None])
         return out.transpose(0, 1).flatten(1, 2).float()  # [T, A, D]

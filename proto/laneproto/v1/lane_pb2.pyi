@@ -345,7 +345,7 @@ class TokenLogprob(_message.Message):
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "restored_tokens", "draft_tokens", "accepted_draft_tokens", "waited_windows")
+    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "restored_tokens", "draft_tokens", "accepted_draft_tokens", "waited_windows", "approximations")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -353,6 +353,7 @@ class Usage(_message.Message):
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAITED_WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    APPROXIMATIONS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -360,7 +361,8 @@ class Usage(_message.Message):
     draft_tokens: int
     accepted_draft_tokens: int
     waited_windows: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., waited_windows: _Optional[int] = ...) -> None: ...
+    approximations: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., waited_windows: _Optional[int] = ..., approximations: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "usage", "counters", "error_code", "error_message")
