@@ -57,12 +57,13 @@ class ExpertCache:
         self._slot = np.full(layers * experts, -1, np.int64)
         self._coming: list[tuple[Done, Ints]] = []  # copies under way, the oldest first
         self._unused = np.zeros(layers * experts, np.bool_)  # made resident, and used by no window since
-        # Records stand at equal distances: one look-up and a multiplication instead of 24,576 calls.
+        # Of every key, in the region. Records stand at equal distances: one look-up and a multiplication instead of
+        # 24,576 calls.
         first = region.record_address(0, 0)
-        self._home = first + np.arange(layers * experts, dtype=np.uint64) * np.uint64(record_bytes)
-        assert int(self._home[-1]) == region.record_address(layers - 1, experts - 1), "records are not contiguous"
+        self.home = first + np.arange(layers * experts, dtype=np.uint64) * np.uint64(record_bytes)
+        assert int(self.home[-1]) == region.record_address(layers - 1, experts - 1), "records are not contiguous"
         self.addresses: npt.NDArray[np.uint64] = self._slots.array((layers, experts), np.uint64)  # type: ignore[assignment]
-        self.addresses.reshape(-1)[:] = self._home
+        self.addresses.reshape(-1)[:] = self.home
         self.resident: npt.NDArray[np.bool_] = self._slots.array((layers, experts), np.bool_)  # type: ignore[assignment]
         self.version = 0  # of the table
         counters.cache_budget_bytes = room * record_bytes
@@ -83,7 +84,7 @@ class ExpertCache:
         if plan.admit.shape[0]:
             slots = [self._free.pop() for _ in range(plan.admit.shape[0])]
             self._slot[plan.admit] = slots
-            done = self._slots.copy(list(zip(slots, self._home[plan.admit].tolist(), strict=True)))
+            done = self._slots.copy(list(zip(slots, self.home[plan.admit].tolist(), strict=True)))
             self._coming.append((done, plan.admit))
             self._arrive()
         counters.cache_admissions += plan.admit.shape[0]
@@ -110,7 +111,7 @@ class ExpertCache:
             return
         self._free.extend(self._slot[keys].tolist())
         self._slot[keys] = -1
-        self.addresses.reshape(-1)[keys] = self._home[keys]
+        self.addresses.reshape(-1)[keys] = self.home[keys]
         self.resident.reshape(-1)[keys] = False
         self._unused[keys] = False
         self.version += 1

@@ -20,13 +20,16 @@ from lanes.errors import HandshakeLost
 from lanes.experts.native import ExpertKernel, NativePool, check_array
 
 IDLE, ARMED, STOPPED = 0, 1, 2
+RELEASED = 0x3FFFFFFF3FFFFFFF  # the done word when nobody is to wait
+_STUCK = 14
+_abandoned: list[object] = []  # what a thread that does not get on may still touch
 _REASONS = {
     STOPPED: "it was stopped",
     10: "no doorbell in time",
     11: "a doorbell out of order",
     12: "a layer, row count or expert id out of range",
     13: "its kernel ran out of memory or threads",
-    14: "its thread does not get on",
+    _STUCK: "its thread does not get on",
 }
 
 
@@ -123,6 +126,8 @@ class CpuShare:
         """Ends the thread after the layer it is in, and releases a window in flight. Safe to call twice."""
         share, self._share = self._share, None
         if share is not None:
+            if self._native.library.share_check(share) == _STUCK:
+                _abandoned.append(self._kept)
             self._native.library.share_destroy(share)
 
     def __del__(self) -> None:

@@ -122,6 +122,10 @@ void Pool::worker(int32_t core) {
   for (uint32_t seen = 0; !stopping_.load();) {
     const uint32_t now = epoch_.load();
     if (now == seen) {
+      if (hot_.load(std::memory_order_relaxed)) {
+        for (int i = 0; i < 32; ++i) pause();
+        continue;
+      }
       started_.until_changed(epoch_, seen);
       continue;
     }

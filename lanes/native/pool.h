@@ -51,6 +51,8 @@ class Pool {
 
   // Calls unit(run, 0..units-1), each once, in ascending order of start. A unit may wait for an earlier unit only.
   void run(Unit unit, void* run, uint32_t units);
+  // While true, workers that wait spin instead of sleeping: runs come at short distances on cores that are theirs.
+  void hot(bool on) { hot_.store(on, std::memory_order_relaxed); }
   int threads() const { return 1 + static_cast<int>(workers_.size()); }
 
   std::mutex callers;  // held by whoever uses run()
@@ -65,7 +67,7 @@ class Pool {
   alignas(64) std::atomic<uint32_t> next_{0};
   alignas(64) std::atomic<uint32_t> gate_{0};
   alignas(64) std::atomic<uint32_t> epoch_{0};
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopping_{false}, hot_{false};
   Unit unit_ = nullptr;
   void* run_ = nullptr;
   uint32_t units_ = 0;

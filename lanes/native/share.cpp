@@ -1,4 +1,4 @@
-// The thread of share.h.
+// The threads of share.h.
 #include "share.h"
 
 #include <pthread.h>
@@ -6,7 +6,10 @@
 #include <time.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -20,7 +23,6 @@ namespace {
 constexpr int64_t kHotNs = 2'000'000, kSleepNs = 20'000;
 constexpr int32_t kMostBlockPairs = 1024;
 constexpr int kLooks = 64;  // at the doorbell between two looks at the clock
-constexpr uint64_t kReleased = ~uint64_t{0};
 
 int64_t now_ns() {
   timespec t;
@@ -48,14 +50,26 @@ struct expert_share {
   std::atomic<uint64_t> count{0};
   std::atomic<bool> stopping{false};
   Wait ordered;
-  std::thread thread;
+  std::mutex ending;
+  std::condition_variable ended;
+  std::thread thread, guard;
 
   void run(int32_t core);
+  void look_after();
   bool await(uint64_t n);
   bool serve();
+  // The first error stays.
   void end(int32_t reason) {
-    state.store(reason);
-    __atomic_store_n(word(at.done), kReleased, __ATOMIC_RELEASE);
+    int32_t now = state.load();
+    while (now < SHARE_STOPPED && !state.compare_exchange_weak(now, reason)) {
+    }
+    __atomic_store_n(word(at.done), SHARE_RELEASED, __ATOMIC_RELEASE);
+  }
+  // False where the window was given up meanwhile.
+  bool answer(uint64_t n) {
+    uint64_t before = n - 1;
+    progress_ns.store(now_ns());
+    return __atomic_compare_exchange_n(word(at.done), &before, n, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
   }
   uint64_t* word(int64_t offset) const { return reinterpret_cast<uint64_t*>(block + offset); }
   int32_t input(int64_t offset) const { return *reinterpret_cast<const int32_t*>(block + offset); }
@@ -77,15 +91,24 @@ void expert_share::run(int32_t core) {
     ++seen;
     if (state.load() != SHARE_ARMED) continue;  // the order was to stop
     const uint64_t layers = count.load();
-    uint64_t n = 1;
-    for (; n <= layers && await(n) && serve(); ++n) {
-      progress_ns.store(now_ns());
-      __atomic_store_n(word(at.done), n, __ATOMIC_RELEASE);
-      if (n == layers) state.store(SHARE_IDLE);
+    for (uint64_t n = 1; n <= layers && await(n) && serve() && answer(n); ++n) {
+      int32_t armed = SHARE_ARMED;
+      if (n == layers) state.compare_exchange_strong(armed, SHARE_IDLE);
     }
+    pool->pool.hot(false);
     if (state.load() >= SHARE_SILENT) return;  // an error stays
   }
   end(SHARE_STOPPED);
+}
+
+void expert_share::look_after() {
+  pthread_setname_np(pthread_self(), "share-guard");
+  // The thread itself would have said SILENT after the limit: past a quarter more it is no longer running.
+  const int64_t limit = config.silence_ns + config.silence_ns / 4;
+  const auto pace = std::chrono::nanoseconds(std::clamp<int64_t>(config.silence_ns / 16, 1'000'000, 500'000'000));
+  std::unique_lock<std::mutex> lock(ending);
+  while (!ended.wait_for(lock, pace, [this] { return stopping.load(); }))
+    if (state.load() == SHARE_ARMED && now_ns() - progress_ns.load() > limit) end(SHARE_STUCK);
 }
 
 // True when the n-th doorbell has rung.
@@ -94,16 +117,17 @@ bool expert_share::await(uint64_t n) {
   for (;;) {
     for (int i = 0; i < kLooks; ++i) {
       const uint64_t rung = __atomic_load_n(word(at.doorbell), __ATOMIC_ACQUIRE);
-      if (rung == n) return true;
+      if (rung == n) return pool->pool.hot(true), true;
       if (rung != n - 1) return end(SHARE_OUT_OF_ORDER), false;
 #if defined(__x86_64__)
       __builtin_ia32_pause();
 #endif
     }
-    if (stopping.load()) return false;
+    if (stopping.load() || state.load() != SHARE_ARMED) return false;
     const int64_t waited = now_ns() - began;
     if (waited > config.silence_ns) return end(SHARE_SILENT), false;
     if (waited > kHotNs) {
+      pool->pool.hot(false);
       const timespec nap{0, kSleepNs};
       nanosleep(&nap, nullptr);
     }
@@ -156,11 +180,14 @@ EXPORT int share_create(expert_pool* pool, const expert_layout* layout, const sh
     made->pool = pool, made->layout = *layout, made->config = *config, made->at = at, made->block = block;
     made->taken.resize(pairs), made->offsets.resize(pairs + 1), made->pair_rows.resize(pairs);
     made->slots.resize(pairs), made->records.resize(pairs);
-    made->thread = std::thread(&expert_share::run, made.get(), core);
     *share = made.release();
+    (*share)->guard = std::thread(&expert_share::look_after, *share);
+    (*share)->thread = std::thread(&expert_share::run, *share, core);
   } catch (const std::bad_alloc&) {
     return EXPERT_NO_MEMORY;
   } catch (const std::system_error&) {
+    share_destroy(*share);
+    *share = nullptr;
     return EXPERT_NO_THREAD;
   }
   return EXPERT_OK;
@@ -185,22 +212,25 @@ EXPORT int share_arm(expert_share* share, uint64_t count) {
 
 EXPORT int32_t share_check(const expert_share* share) {
   if (!share) return SHARE_STOPPED;
-  const int32_t state = share->state.load();
-  // The thread itself would have said SILENT after the limit: past a quarter more it is no longer running.
-  const int64_t limit = share->config.silence_ns + share->config.silence_ns / 4;
-  if (state == SHARE_ARMED && now_ns() - share->progress_ns.load() > limit) return SHARE_STUCK;
-  return state;
+  return share->state.load();
 }
 
 EXPORT void share_stop(expert_share* share) {
-  if (!share || !share->thread.joinable()) return;
-  share->stopping.store(true);
+  if (!share || share->stopping.load()) return;
+  {
+    const std::lock_guard<std::mutex> lock(share->ending);
+    share->stopping.store(true);
+  }
+  share->ended.notify_all();
   share->orders.fetch_add(1);
   share->ordered.wake_all(share->orders);
-  share->thread.join();
+  if (share->guard.joinable()) share->guard.join();
+  if (!share->thread.joinable()) return;
+  // A thread that does not get on cannot be waited for.
+  share->state.load() == SHARE_STUCK ? share->thread.detach() : share->thread.join();
 }
 
 EXPORT void share_destroy(expert_share* share) {
   share_stop(share);
-  delete share;
+  if (share && share->state.load() != SHARE_STUCK) delete share;
 }

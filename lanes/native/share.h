@@ -4,7 +4,8 @@
 // The block, one per lane, mapped by the GPU; who writes each word:
 //
 //   0      u64   doorbell  GPU   n = 1, 2, ...: inputs of the window's n-th layer are complete
-//   64     u64   done      CPU   n: its rows are complete; all ones after an error, so that nobody waits for ever
+//   64     u64   done      CPU   n: its rows are complete; after an error a number above all others (SHARE_RELEASED),
+//                                so that nobody waits for ever
 //   128    i32   layer     GPU   which layer's table rows count
 //   132    i32   rows      GPU   R of this window
 //   ids    i32   [R, K]    GPU   chosen experts, ascending in a row
@@ -23,9 +24,10 @@
 // (share_arm sets both words to 0 while nothing runs), so that a captured graph can hold it as a constant. The residency table
 // and the split table may change between windows only.
 //
-// Waiting: hot for 2 ms, then sleeps of 20 us; between windows a futex. No doorbell for `silence_ns` inside a window, a
-// doorbell out of order, or an input out of range ends the share with an error that stays; share_check also notices
-// that the thread itself no longer gets on.
+// Waiting: hot for 2 ms (the pool's workers too), then sleeps of 20 us; between windows a futex. No doorbell for
+// `silence_ns` inside a window, a doorbell out of order, or an input out of range ends the share with an error that stays.
+// A second thread looks after the first: when that one has not got on for a quarter more than `silence_ns`, it ends the
+// share in its place, and what the first does later changes nothing.
 //
 // Letters: L layers, E experts, R rows, K experts per row, P = R * K pairs, H hidden.
 #pragma once
@@ -48,6 +50,9 @@ enum {
   SHARE_FAILED = 13,        // the kernel failed
   SHARE_STUCK = 14,         // the thread has not got on in time
 };
+
+// Positive as a number of 64 bits and in either half: the GPU's waits compare signed differences.
+#define SHARE_RELEASED 0x3FFFFFFF3FFFFFFFull
 
 typedef struct {
   int32_t layers, experts, rows, chosen;  // L, E, the most R, K; rows * chosen at most 1024
@@ -72,7 +77,7 @@ int32_t expert_split(int32_t rows, int32_t chosen, const int32_t* ids, int32_t e
                      const int32_t* cpu_of_misses, int32_t* taken, int32_t* offsets, int32_t* pair_rows,
                      int32_t* slots);
 
-// Starts the thread, pinned to `core` (-1: not). It is the calling thread of `pool`, which nobody else uses meanwhile.
+// Starts the threads, the first pinned to `core` (-1: not). That one is the calling thread of `pool`, which nobody else uses meanwhile.
 // What config and block point at must live until share_destroy.
 int share_create(expert_pool* pool, const expert_layout* layout, const share_config* config, uint8_t* block,
                  int32_t core, expert_share** share);
@@ -80,7 +85,8 @@ int share_create(expert_pool* pool, const expert_layout* layout, const share_con
 int share_arm(expert_share* share, uint64_t count);
 // The state now; never waits.
 int32_t share_check(const expert_share* share);
-// Ends the thread (after the layer it is in); a window in flight is released. Safe to call twice.
+// Ends the thread (after the layer it is in; not one that is STUCK, which is left behind with all it uses); a window in
+// flight is released. Safe to call twice.
 void share_stop(expert_share* share);
 void share_destroy(expert_share* share);
 

@@ -6,13 +6,30 @@ import numpy as np
 import torch
 
 from lanes.counters import Counters
+from lanes.device.pin import PinnedRegion
 from lanes.experts.adaptive import adaptive
-from lanes.experts.cache import ExpertCache, slots_of
+from lanes.experts.cache import ExpertCache, Region, slots_of
 from lanes.experts.gpu.experts import GpuExperts
+from lanes.experts.gpu.probe import captured
+from lanes.experts.gpu.share import Share
 from lanes.experts.gpu.slots import DeviceSlots
 from lanes.experts.native import ExpertKernel
+from lanes.experts.slots import Slots
 from lanes.experts.store import ExpertStore
 from tests.fakes.records import FakeRegion
+
+
+class Pinned:
+    """A region as the GPU sees it."""
+
+    def __init__(self, region: FakeRegion) -> None:
+        info, self._region = region.info, region
+        self._pinned = PinnedRegion(region.record_address(0, 0), info.layers * info.experts * info.record_bytes)
+
+    def record_address(self, layer: int, expert: int) -> int:
+        address = self._pinned.device_address(self._region.record_address(layer, expert))
+        assert address is not None
+        return address
 
 
 class Rig:
@@ -27,11 +44,12 @@ class Rig:
         info = self.region.info
         budget = slots * info.record_bytes
         self.counters, self.host_counters = Counters(), Counters()
-        memory = None
+        memory: Slots | None = None
+        seen: Region = self.region
         if device == "cuda":
-            self.region.pin()
+            seen = Pinned(self.region)
             memory = DeviceSlots(slots_of(info, budget), info.record_bytes, torch.device(device))
-        self.cache = ExpertCache(self.region, info, budget, policy, self.counters, memory, swap_bytes=budget)
+        self.cache = ExpertCache(seen, info, budget, policy, self.counters, memory, swap_bytes=budget)
         self.experts = GpuExperts(self.cache, info, chosen, self.counters, device)
         self.kernel = ExpertKernel(self.region.layout, threads=1)
         self.store = ExpertStore(
@@ -46,6 +64,35 @@ class Rig:
         weights = rng.uniform(size=ids.shape).astype(np.float32)
         return torch.from_numpy(x), torch.from_numpy(ids), torch.from_numpy(weights)
 
+    def share(self, counts: np.ndarray | None = None, **options) -> Share:
+        """Attaches the CPU's share; without `counts` it takes every miss."""
+        info = self.region.info
+        home = np.array([[self.region.record_address(n, e) for e in range(info.experts)] for n in range(info.layers)])
+        share = Share(
+            ExpertKernel(self.region.layout, threads=2), self.cache.resident, home.astype(np.uint64), self.chosen,
+            torch.device(self.device), **options,
+        )  # fmt: skip
+        share.split(np.arange(len(share.counts), dtype=np.int32) if counts is None else counts)
+        self.experts.attach(share)
+        return share
+
+    def shared_window(self, seed: int, rows: int) -> None:
+        """A decode window with the CPU's share, launched layer by layer."""
+        rng = np.random.default_rng(seed)
+        self.experts.begin_window(rows)
+        found, wanted = [], []
+        for layer in range(self.region.info.layers - self.region.info.draft_layers):
+            x, ids, weights = self.choices(rng, rows)
+            out = torch.empty_like(x, device=self.device)
+            given = (x, ids.to(torch.int32), weights)
+            self.experts.launch(layer, *(t.to(self.device) for t in given), out)
+            found.append(out)
+            wanted.append(self.store.forward(layer, x, ids, weights))
+        got = torch.stack(found).cpu()
+        self.experts.end_window()
+        assert torch.equal(got, torch.stack(wanted)), f"{(got != torch.stack(wanted)).sum()} differ"
+        self.store.end_window()
+
     def window(self, seed: int, rows: int, layers: int | None = None) -> None:
         """One window through both; every bit of every layer's sum is compared."""
         rng = np.random.default_rng(seed)
@@ -58,3 +105,45 @@ class Rig:
         assert torch.equal(got, torch.stack(wanted)), f"{(got != torch.stack(wanted)).sum()} differ"
         self.experts.end_window()
         self.store.end_window()
+
+
+class Captured:
+    """A decode window of one size as a graph; `check` runs it on what a seed gives and compares every bit."""
+
+    def __init__(self, rig: Rig, rows: int) -> None:
+        info, device = rig.region.info, rig.device
+        self._rig, self._rows = rig, rows
+        self._layers = info.layers - info.draft_layers
+        self._x = torch.zeros(self._layers, rows, info.hidden, device=device)
+        self._ids = torch.arange(rig.chosen, dtype=torch.int32, device=device).repeat(self._layers, rows, 1)
+        self._weights = torch.zeros(self._layers, rows, rig.chosen, device=device)
+        self._out = torch.zeros_like(self._x)
+        self._capture = captured(self._window, torch.device(device))
+
+    def _window(self) -> None:
+        for layer in range(self._layers):
+            self._rig.experts.launch(layer, self._x[layer], self._ids[layer], self._weights[layer], self._out[layer])
+
+    def __enter__(self) -> Captured:
+        self.replay = self._capture.__enter__()
+        self._rig.experts.discard_window()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._capture.__exit__(None, None, None)
+
+    def check(self, seed: int) -> None:
+        rig, rng = self._rig, np.random.default_rng(seed)
+        given = [rig.choices(rng, self._rows) for _ in range(self._layers)]
+        for layer, (x, ids, weights) in enumerate(given):
+            self._x[layer], self._ids[layer], self._weights[layer] = x, ids, weights
+        self._out.fill_(float("nan"))
+        rig.experts.begin_window(self._rows)
+        self.replay()
+        if rig.device == "cuda":
+            torch.cuda.synchronize()
+        rig.experts.end_window()
+        want = torch.stack([rig.store.forward(layer, *of) for layer, of in enumerate(given)])
+        rig.store.end_window()
+        got = self._out.cpu()
+        assert torch.equal(got, want), f"seed {seed}: {(got != want).sum()} of {want.numel()} differ"

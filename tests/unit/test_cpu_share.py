@@ -9,7 +9,7 @@ from lanes.errors import HandshakeLost
 from lanes.experts.native import ExpertKernel
 from lanes.experts.share import CpuShare, Tables, block_of
 from lanes.experts.split import split
-from tests.fakes.gpu_side import GpuSide
+from tests.fakes.gpu_side import Frozen, GpuSide
 from tests.fakes.records import FakeRegion
 
 LAYERS, EXPERTS, ROWS, CHOSEN, HIDDEN, INNER = 3, 12, 4, 3, 96, 64
@@ -145,6 +145,20 @@ def test_a_thread_that_does_not_get_on_is_noticed(bench):
     b = bench(silence_s=1e-6, taken=PAIRS, resident=0.0)  # a layer takes far longer than the limit
     b.share.arm(1)
     b.ended("does not get on|no doorbell")
+
+
+def test_a_stopped_thread_is_noticed_and_comes_back_to_nothing(bench):
+    b = bench(silence_s=0.5)
+    b.share.arm(2)
+    b.gpu.ring(1, 0, b.choose(1), np.zeros((1, HIDDEN), np.float32))
+    assert b.gpu.wait(1)
+    frozen = Frozen()
+    b.gpu.ring(2, 1, b.choose(1), np.zeros((1, HIDDEN), np.float32))
+    assert not b.gpu.wait(2)  # released by the thread that looks after it
+    b.ended("does not get on")
+    frozen.thaw()
+    b.share.close()
+    assert not b.gpu.wait(2)
 
 
 def test_blocks_and_arguments_have_limits(bench):

@@ -87,7 +87,7 @@ static int handshake() {
     }
     if (share_arm(share, layers)) return 14;
     if (silence < 5'000'000)
-      while (__atomic_load_n(done, __ATOMIC_ACQUIRE) != ~uint64_t{0}) std::this_thread::yield();
+      while (__atomic_load_n(done, __ATOMIC_ACQUIRE) != SHARE_RELEASED) std::this_thread::yield();
     share_stop(share);
     const int32_t state = share_check(share);
     if (state != (silence < 5'000'000 ? SHARE_SILENT : SHARE_STOPPED) || sum != sum) return 15;

@@ -1,5 +1,6 @@
 """The routed experts of every layer on a GPU: what a window launches, what is counted after it, when the cache turns.
 
+    attach(share)                            host, once: the CPU takes its share of decoder layers' misses from here on
     begin_window(rows)                       host, before the window's launches or its graph's replay
     launch(layer, x, ids, weights, out)      enqueues kernels; nothing is allocated, waited for or read back
     (the stream has finished)
@@ -26,6 +27,7 @@ import torch
 from lanes import limits
 from lanes.counters import Counters
 from lanes.experts.cache import ExpertCache
+from lanes.experts.gpu.share import Share
 from lanes.experts.gpu.workspace import Workspace
 from lanes.experts.policy import Ints, Touched
 from lanes.experts.store import Interrupted
@@ -41,18 +43,21 @@ class GpuExperts:
         self, cache: ExpertCache, info: ExpertsInfo, chosen: int, counters: Counters, device: torch.device | str
     ) -> None:
         """`cache` holds addresses as the device sees them; `chosen` is K."""
-        self._cache, self._info, self._counters = cache, info, counters
-        self._device = torch.device(device)
+        self._cache, self._counters = cache, counters
+        self.info, self.chosen, self.device = info, chosen, torch.device(device)
         self._layout = info.layout
         self.stopped: Callable[[], bool] = lambda: False
+        self.share: Share | None = None
+        self.decoder_layers = info.layers - info.draft_layers
+        self._begun = False
         self.recorder: Callable[[Touched], None] | None = None  # is told of every finished window
         shape = (info.layers, info.experts)
-        self._addresses = torch.empty(shape, dtype=torch.int64, device=self._device)
-        self._resident = torch.empty(shape, dtype=torch.int8, device=self._device)
+        self._addresses = torch.empty(shape, dtype=torch.int64, device=self.device)
+        self._resident = torch.empty(shape, dtype=torch.int8, device=self.device)
         self._version = -1
         self._publish()
         self._work = [
-            Workspace.of(self._layout, rows, chosen, self._device) for rows in range(1, limits.MAX_WINDOW_TOKENS + 1)
+            Workspace.of(self._layout, rows, chosen, self.device) for rows in range(1, limits.MAX_WINDOW_TOKENS + 1)
         ]
         # A draft layer, the last one, runs up to MAX_DRAFTS times in a window: an entry each.
         entries = info.layers + limits.MAX_DRAFTS - 1
@@ -61,18 +66,28 @@ class GpuExperts:
         # What was chosen, written by the device; the last entry is nobody's.
         self._log = torch.full(
             (entries + 1, limits.MAX_WINDOW_TOKENS, chosen), -1, dtype=torch.int32,
-            pin_memory=self._device.type == "cuda",
+            pin_memory=self.device.type == "cuda",
         )  # fmt: skip
         self._seen = self._log.numpy()
-        self._none = torch.zeros(limits.MAX_WINDOW_TOKENS * chosen + 1, dtype=torch.int32, device=self._device)
-        self._wide = torch.zeros(shape, dtype=torch.int32, device=self._device)  # uses in windows too long for the log
+        self._none = torch.zeros(limits.MAX_WINDOW_TOKENS * chosen + 1, dtype=torch.int32, device=self.device)
+        self._wide = torch.zeros(shape, dtype=torch.int32, device=self.device)  # uses in windows too long for the log
         self._is_wide = False
         self._calls = [0] * info.layers  # of `forward` in this window
         self._rows = self._kept = 0
 
+    def attach(self, share: Share | None) -> None:
+        """From here on `launch` of a decoder layer gives the CPU its share; windows captured before do without."""
+        self.share = share
+
     def begin_window(self, rows: int) -> None:
-        """A decode window of so many rows, 1 to MAX_WINDOW_TOKENS, begins."""
+        """A decode window of so many rows, 1 to MAX_WINDOW_TOKENS, through every decoder layer in order, begins.
+
+        Raises HandshakeLost when the CPU's share has ended.
+        """
         self._rows = self._kept = rows
+        if self.share is not None:
+            self.share.begin(self.decoder_layers)
+            self._begun = True
 
     def launch(
         self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, turn: int = 0
@@ -82,10 +97,14 @@ class GpuExperts:
         ids are distinct and ascending in a row. All contiguous, on the device. `turn` counts the calls of a draft layer
         in one window.
         """
-        self._run(layer, x, ids, weights, out, self._log[layer + turn])
+        shared = self.share if layer < self.decoder_layers else None
+        self._run(layer, x, ids, weights, out, self._log[layer + turn], shared)
 
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Of a window of any size, as `lanes.experts.protocol.Experts` says; more rows run in blocks."""
+        """Of a window of any size, as `lanes.experts.protocol.Experts` says; more rows run in blocks.
+
+        It stands outside `begin_window` and without the CPU's share.
+        """
         if self.stopped():
             raise Interrupted
         rows, most = len(x), limits.MAX_WINDOW_TOKENS
@@ -93,7 +112,7 @@ class GpuExperts:
         x, ids, weights = x.contiguous(), ids.to(torch.int32), weights.contiguous()
         out = torch.empty_like(x)
         if rows <= most:
-            self.launch(layer, x, ids, weights, out, self._calls[layer])
+            self._run(layer, x, ids, weights, out, self._log[layer + self._calls[layer]], None)
             self._calls[layer] += 1
             return out
         self._is_wide = True
@@ -101,7 +120,7 @@ class GpuExperts:
         self._wide[layer].index_add_(0, chosen, torch.ones_like(chosen))
         for first in range(0, rows, most):
             part = slice(first, min(first + most, rows))
-            self._run(layer, x[part], ids[part], weights[part], out[part], self._log[-1])
+            self._run(layer, x[part], ids[part], weights[part], out[part], self._log[-1], None)
         return out
 
     def keep(self, rows: int) -> None:
@@ -109,33 +128,50 @@ class GpuExperts:
         self._kept = rows
 
     def end_window(self) -> None:
-        """The safe point, once the stream has finished: counts, lets the cache turn over, publishes its table."""
+        """The safe point, once the stream has finished: counts, lets the cache turn over, publishes its table.
+
+        Raises HandshakeLost where the CPU's share was lost: what the window computed is void.
+        """
+        if self._begun and self.share is not None:
+            self.share.end(self._rows)
         keys, rows = self._chosen(self._rows)
         self._count(keys, rows)
         if self._kept < self._rows:
             keys, rows = self._chosen(self._kept)
         # A draft layer runs several times in a window: its experts count for at most as many rows as the window had.
         touched = Touched(keys, np.minimum(rows, max(1, self._kept)), max(1, self._kept))
-        self._seen.fill(-1)
-        if self._is_wide:
-            self._wide.zero_()
-            self._is_wide = False
-        self._calls = [0] * len(self._calls)
+        self.discard_window()
         if self.recorder is not None and keys.shape[0]:
             self.recorder(touched)
         self._cache.turn(touched)
         self._publish()
 
+    def discard_window(self) -> None:
+        """What ran since the last `end_window`, and has finished, is counted nowhere."""
+        self._seen.fill(-1)
+        if self._is_wide:
+            self._wide.zero_()
+            self._is_wide = False
+        self._calls = [0] * len(self._calls)
+        self._begun = False
+
     def _run(
         self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor,
-        log: torch.Tensor,
+        log: torch.Tensor, share: Share | None,
     ) -> None:  # fmt: skip
         work, addresses = self._work[len(x) - 1], self._addresses[layer]
-        jobs.jobs(ids, self._resident[layer], self._none, work.jobs, work.slots)
-        post(x, ids, work.x, self._layout.format.group, log, layer, None)
+        counts, inputs, y_cpu = self._none, None, work.y
+        if share is not None:
+            counts, inputs, y_cpu = share.cpu_of_misses, share.inputs, share.y
+        jobs.jobs(ids, self._resident[layer], counts, work.jobs, work.slots)
+        post(x, ids, work.x, self._layout.format.group, log, layer, inputs)
+        if share is not None:  # before our own work: the CPU's runs beside it
+            share.doorbell.ring(layer + 1)
         experts.gate_up(self._layout, addresses, work.jobs, work.x, work.h)
         experts.down(self._layout, addresses, work.jobs, work.h, work.y)
-        combine.combine(weights, work.y, work.y, work.slots, out)
+        if share is not None:
+            share.doorbell.wait(layer + 1)
+        combine.combine(weights, work.y, y_cpu, work.slots, out)
 
     def _chosen(self, rows: int) -> tuple[Ints, Ints]:
         """(keys ascending, rows of each) of what the window's first rows chose."""

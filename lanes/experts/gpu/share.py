@@ -1,0 +1,141 @@
+"""The CPU's share of a GPU lane's misses, ready for launches: the block, the thread, the table of counts, the doorbell.
+
+Between windows the done word lets every wait pass, so launches that warm kernels up or are captured never hang; what
+they compute is then void. Inside a window (`begin` .. `end`) the thread answers, and an error of either side releases
+the window and stays. Not here: which way of ringing works (probe), how many misses the CPU should take (rates, climb).
+
+Invariant: the table of counts that the device reads is the thread's; both change between windows only.
+
+Letters: L layers, E experts, R rows of a window, K experts per row, P = R * K pairs, H hidden.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lanes import limits
+from lanes.errors import HandshakeLost
+from lanes.experts.climb import Climb, after
+from lanes.experts.gpu.doorbell import Doorbell, KernelWords
+from lanes.experts.gpu.rates import Rates
+from lanes.experts.native import ExpertKernel
+from lanes.experts.share import RELEASED, CpuShare, Tables, block_of
+from lanes.experts.split import I32, cpu_share_table
+from lanes.kernels.post import Inputs
+
+_ALIGNMENT_BYTES = 64
+_SETTLE_S = 5.0  # from the last answer to the thread's own word that it is idle
+
+
+class Share:
+    """One per lane; the engine thread uses it. Close it before `kernel` and the region."""
+
+    def __init__(
+        self,
+        kernel: ExpertKernel,
+        resident: npt.NDArray[np.bool_],
+        addresses: npt.NDArray[np.uint64],
+        chosen: int,
+        device: torch.device,
+        *,
+        core: int | None = None,
+        silence_s: float = limits.HANDSHAKE_S,
+    ) -> None:
+        """`kernel` is nobody else's while a window is open; resident [L, E] is the cache's, addresses [L, E] are those
+        of the region's records in this process. `core` is the thread's. Starts with no misses for the CPU."""
+        rows, pairs, hidden = limits.MAX_WINDOW_TOKENS, limits.MAX_WINDOW_TOKENS * chosen, kernel.layout.hidden
+        block = block_of(kernel, rows, chosen)
+        # The words must lie on a cache line of their own, and the device must see them where they lie.
+        memory = torch.zeros(block.bytes + _ALIGNMENT_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        memory = memory[-memory.data_ptr() % _ALIGNMENT_BYTES :][: block.bytes]
+
+        def part(offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+            return memory[offset : offset + count * dtype.itemsize].view(dtype)
+
+        self._rung, self._done = part(block.doorbell, 1, torch.int64), part(block.done, 1, torch.int64)
+        self.inputs = Inputs(
+            part(block.layer, 2, torch.int32),  # rows is the next word
+            part(block.ids, pairs, torch.int32),
+            part(block.x, rows * hidden, torch.float32),
+        )
+        self.y = part(block.y, pairs * hidden, torch.float32).view(pairs, hidden)
+        self._counts = np.zeros(pairs + 1, np.int32)
+        self.cpu_of_misses = torch.zeros(pairs + 1, dtype=torch.int32, device=device)  # the device's
+        self._thread = CpuShare(
+            kernel, Tables(resident, addresses, self._counts), memory.numpy(), rows, chosen, core=core,
+            silence_s=silence_s,
+        )  # fmt: skip
+        self._rest()
+        self.doorbell: Doorbell = KernelWords(self._rung, self._done)
+        self.on_split: Callable[[float, I32], None] = lambda bias, counts: None  # is told what the search has found
+        self._rates: Rates | None = None
+        self._climb = Climb()
+        self._began_ns = 0
+
+    @property
+    def words(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(doorbell, done), int64 [1] each, in host memory."""
+        return self._rung, self._done
+
+    @property
+    def most(self) -> I32:
+        """The table by which the CPU takes every miss."""
+        return np.arange(len(self._counts), dtype=np.int32)
+
+    @property
+    def counts(self) -> I32:
+        """Of so many misses of a layer the CPU takes so many: int32 [P + 1], a copy."""
+        return self._counts.copy()
+
+    def split(self, counts: I32) -> None:
+        """From the next window on, for good; between windows only."""
+        assert ((counts >= 0) & (counts <= np.arange(len(counts)))).all(), "the CPU takes what misses, at most"
+        self._rates = None
+        self._set(counts)
+
+    def search(self, rates: Rates) -> None:
+        """Splits by these rates, and from then on by what windows say (lanes.experts.climb)."""
+        self._rates, self._climb = rates, Climb()
+        self._set(self._table(rates, 0.0))
+
+    def _table(self, rates: Rates, bias: float) -> I32:
+        return cpu_share_table(len(self._counts) - 1, rates.link_us, rates.cpu_us * 2.0**bias, rates.cpu_start_us)
+
+    def _set(self, counts: I32) -> None:
+        self._counts[:] = counts
+        self.cpu_of_misses.copy_(torch.from_numpy(counts))
+
+    def begin(self, layers: int) -> None:
+        """A window of so many layers begins; raises HandshakeLost after an error."""
+        self._thread.arm(layers)
+        self._began_ns = time.monotonic_ns()
+
+    def end(self, rows: int) -> None:
+        """The window's launches, of so many rows, have finished.
+
+        Raises HandshakeLost where the two sides lost each other.
+        """
+        window_ns = time.monotonic_ns() - self._began_ns
+        until_s = time.monotonic() + _SETTLE_S
+        while self._thread.check():
+            if time.monotonic() > until_s:
+                raise HandshakeLost("the window ended before the CPU's share of it")
+        self._rest()
+        if self._rates is not None:
+            before, self._climb = self._climb, after(self._climb, rows, window_ns)
+            if self._climb.used != before.used:
+                self._set(self._table(self._rates, self._climb.used))
+            if self._climb.bias != before.bias:
+                self.on_split(self._climb.bias, self.counts)
+
+    def close(self) -> None:
+        """Ends the thread; a window in flight is released. Safe to call twice."""
+        self._thread.close()
+
+    def _rest(self) -> None:
+        self._done.fill_(RELEASED)

@@ -1,0 +1,44 @@
+"""The GPU's side of the CPU share's handshake as kernels: ring the doorbell, wait for the done word.
+
+Both words are in mapped host memory and drawn in lanes/native/share.h. The wait ends when the word reaches its number,
+which the host also makes it do after an error, so it never hangs. Where streams can write and await words themselves
+(lanes.experts.gpu.doorbell) that is used instead: a waiting kernel holds a multiprocessor's slot.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from lanes.kernels.arithmetic import INTERPRETED
+
+
+def ring(word: torch.Tensor, number: int) -> None:
+    """word int64 [1] becomes `number`; the host that sees it sees everything that earlier launches wrote."""
+    _ring[(1,)](word, number, num_warps=1)
+
+
+def wait(word: torch.Tensor, number: int) -> None:
+    """Later launches run when word int64 [1] is at least `number`."""
+    _wait[(1,)](word, number, num_warps=1)
+
+
+@triton.jit(do_not_specialize=["number"])
+def _ring(word, number):
+    if INTERPRETED:
+        tl.store(word, number)
+    else:
+        at = tl.zeros((1,), tl.int64) + word.to(tl.int64)
+        value = tl.zeros((1,), tl.int64) + number
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.sys; st.release.sys.global.u64 [$1], $2; mov.u32 $0, 0;", "=r,l,l", [at, value],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["number"])
+def _wait(word, number):
+    seen = tl.load(word, volatile=True)
+    while seen < number:
+        seen = tl.load(word, volatile=True)

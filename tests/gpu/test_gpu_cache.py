@@ -1,0 +1,62 @@
+"""The expert cache in VRAM: copies beside the windows, a table that changes between them, and never a bit."""
+
+import numpy as np
+import pytest
+import torch
+
+from lanes.experts.policy import Plan, State
+from tests.fakes.gpu_experts import Captured, Rig
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+SIZES = {"format": "q4g64", "hidden": 2560, "inner": 640, "layers": 4, "experts": 16, "chosen": 10}
+
+
+@pytest.mark.parametrize("slots", [0, 6, 32, 64])
+def test_captured_windows_at_every_cache_size(slots):
+    rig = Rig("cuda", slots, **SIZES)
+    for rows in (1, 4):
+        with Captured(rig, rows) as window:
+            for seed in range(20):
+                window.check(seed % 7)
+    assert (rig.counters.expert_hits > 0) == (slots > 0)
+
+
+def test_prompts_and_formats():
+    for format in ("q4g32", "q8"):
+        rig = Rig("cuda", 20, format=format, hidden=256, inner=192, layers=3, experts=12, chosen=4)
+        for seed, rows in enumerate((1, 2, 3, 4, 9, 33)):
+            rig.window(seed, rows)
+
+
+def test_everything_moves_between_every_two_windows():
+    rng = np.random.default_rng(11)
+
+    def wild(state, touched, budget):
+        held = np.flatnonzero(state.resident)
+        evict = rng.permutation(held)[: rng.integers(0, len(held) + 1)] if budget.swaps else held[:0]
+        others = np.flatnonzero(~state.resident)
+        admit = rng.permutation(others)[: min(budget.swaps, budget.slots - len(held) + len(evict))]
+        resident = state.resident.copy()
+        resident[evict], resident[admit] = False, True
+        return State(state.windows + 1, state.last_used, state.uses, resident), Plan(evict, admit)
+
+    rig = Rig("cuda", 20, wild, **SIZES)
+    with Captured(rig, 2) as window:
+        for seed in range(60):
+            window.check(seed)
+    assert rig.counters.cache_evictions > 100
+    assert rig.counters.expert_hits > 0
+
+
+def test_nothing_is_allocated_by_a_window():
+    rig = Rig("cuda", 32, **SIZES)
+    with Captured(rig, 1) as window:
+        for seed in range(3):
+            window.check(seed)
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        rig.experts.begin_window(1)
+        window.replay()
+        torch.cuda.synchronize()
+        rig.experts.end_window()
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before

@@ -1,0 +1,152 @@
+"""The CPU's share of the GPU's misses, with the GPU's side in Triton's interpreter and the thread as it is."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import triton
+
+from lanes.errors import HandshakeLost, StartError
+from lanes.experts.gpu import probe, rates
+from lanes.experts.gpu.doorbell import KernelWords
+from lanes.experts.gpu.start import start_share
+from lanes.experts.native import ExpertKernel
+from lanes.experts.split import cpu_share_table
+from lanes.kernels import experts as kernels
+from tests.fakes.gpu_experts import Rig
+from tests.fakes.gpu_side import Frozen
+
+pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu")
+
+LAYERS, EXPERTS, CHOSEN = 2, 8, 2
+
+
+@pytest.fixture
+def rig(monkeypatch):
+    monkeypatch.setattr(kernels, "GATE_TILE", 32)
+    made = []
+
+    def make(slots=0, counts=None, **options):
+        rig = Rig(slots=slots, hidden=32, layers=LAYERS, experts=EXPERTS, chosen=CHOSEN)
+        made.append(rig.share(counts, **options))
+        return rig
+
+    yield make
+    for share in made:
+        share.close()
+
+
+@pytest.mark.parametrize("kept", ["nothing", "half", "all"])
+def test_who_computes_changes_no_bit(rig, kept):
+    """Of the misses the link has none, a half, all."""
+    most = np.arange(4 * CHOSEN + 1, dtype=np.int32)
+    counts = {"nothing": most, "half": most // 2, "all": most * 0}[kept]
+    r = rig(slots=6, counts=counts)
+    for seed, rows in enumerate((1, 4, 2)):
+        r.shared_window(seed, rows)
+    assert r.counters.expert_hits > 0
+    assert r.counters.expert_misses > 0
+
+
+def test_a_prompt_between_two_windows_does_without(rig):
+    r = rig()
+    r.shared_window(1, 1)
+    r.window(2, 1)
+    r.shared_window(3, 1)
+
+
+def test_the_split_changes_between_windows(rig):
+    r = rig(counts=cpu_share_table(4 * CHOSEN, 50.0, 1000.0, 0.0))
+    assert not r.experts.share.counts[1:].all()
+    r.shared_window(1, 1)
+    r.experts.share.split(np.arange(4 * CHOSEN + 1, dtype=np.int32))
+    r.shared_window(1, 1)
+    with pytest.raises(AssertionError):
+        r.experts.share.split(np.arange(4 * CHOSEN + 1, dtype=np.int32) + 1)
+
+
+def test_a_start_finds_a_doorbell_and_a_split(rig, monkeypatch):
+    monkeypatch.setattr(probe, "REPLAYS", 1)
+    r, refused = rig(), []
+    r.experts.share.close()
+    kernel = ExpertKernel(r.region.layout, threads=2)
+    measure = partial(rates.measure, layers=1)
+    monkeypatch.setattr(rates, "WARM_UP", 1)
+    monkeypatch.setattr(rates, "measure", measure)
+    started = start_share(
+        r.experts, r.cache, kernel, r.region.record_address(0, 0), lambda name, why: refused.append((name, why))
+    )
+    assert not refused
+    assert started.share.doorbell.name == "kernel"
+    assert min(started.rates.link_us, started.rates.link_alone_us) > 0
+    assert started.share.counts.tolist() == sorted(started.share.counts.tolist())
+    told = []
+    started.share.on_split = lambda bias, counts: told.append((bias, counts))
+    monkeypatch.setattr("lanes.experts.gpu.share.after", lambda climb, rows, ns: replace(climb, bias=-2.0))
+    r.shared_window(1, 1)
+    assert told[0][0] == -2.0
+    assert r.counters.expert_misses == LAYERS * CHOSEN  # the probe's windows are not counted
+    started.share.close()
+
+
+def test_doorbells_that_do_wrong_are_refused(rig, monkeypatch):
+    class Deaf(KernelWords):
+        name = "deaf"
+
+        def ring(self, number):
+            pass
+
+    class Hasty(KernelWords):
+        name = "hasty"
+
+        def wait(self, number):
+            pass
+
+    r, refused = rig(), []
+    monkeypatch.setattr(probe, "KernelWords", Deaf)
+
+    def make():
+        r.experts.share.close()
+        return r.share(silence_s=0.5)
+
+    with pytest.raises(StartError, match="no doorbell"):
+        probe.attach(r.experts, make, lambda name, why: refused.append((name, why)))
+    assert refused == [("deaf", "the CPU's share of experts has ended: no doorbell in time")]
+
+
+def test_launches_outside_a_window_do_not_hang(rig):
+    r = rig()
+    ids = torch.tensor([[0, 1]], dtype=torch.int32)
+    r.experts.launch(0, torch.zeros(1, 32), ids, torch.ones(1, 2), torch.empty(1, 32))
+    r.experts.end_window()
+    r.shared_window(1, 1)
+
+
+def test_a_stopped_thread_is_an_error_and_not_a_hang(rig):
+    r = rig(silence_s=1.0)
+    frozen = Frozen()
+    with pytest.raises(HandshakeLost, match="does not get on"):
+        r.shared_window(2, 1)
+    with pytest.raises(HandshakeLost):
+        r.experts.begin_window(1)
+    frozen.thaw()
+
+
+def test_a_thread_that_ended_is_an_error(rig):
+    r = rig()
+    r.experts.begin_window(1)
+    r.experts.share.close()
+    ids = torch.tensor([[0, 1]], dtype=torch.int32)
+    r.experts.launch(0, torch.zeros(1, 32), ids, torch.ones(1, 2), torch.empty(1, 32))
+    with pytest.raises(HandshakeLost, match="stopped"):
+        r.experts.end_window()
+
+
+def test_a_window_of_too_few_layers_is_an_error(rig, monkeypatch):
+    monkeypatch.setattr("lanes.experts.gpu.share._SETTLE_S", 0.1)
+    r = rig()
+    r.experts.begin_window(1)
+    with pytest.raises(HandshakeLost, match="before the CPU's share"):
+        r.experts.end_window()
