@@ -7,7 +7,7 @@ import triton
 
 from lanes.experts.store import Interrupted
 from lanes.kernels import experts as kernels
-from tests.fakes.gpu_experts import Rig
+from tests.fakes.gpu_experts import Captured, Rig
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu")
 
@@ -45,6 +45,14 @@ def test_windows_of_every_size_and_a_prompt(small):
     assert [window.window_rows for window in seen] == [4, 3, 5]
     assert [int(window.rows.sum()) for window in seen] == [LAYERS * CHOSEN * rows for rows in (4, 3, 5)]
     assert all((np.diff(window.keys) > 0).all() for window in seen)
+
+
+def test_a_decode_window_as_a_lane_runs_it(small):
+    rig = small(16)
+    with Captured(rig, 2) as window:
+        window.check(1)
+        window.check(1)
+    assert rig.counters.expert_hits == rig.counters.expert_misses == LAYERS * CHOSEN * 2
 
 
 def test_a_slot_is_read_and_not_the_region(small):
