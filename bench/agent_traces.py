@@ -80,10 +80,10 @@ def sub_agents() -> Trace:
     return trace
 
 
-def noisy_tenant(times: int) -> Trace:
+def noisy_tenant(times: int, span_s: float = 1800.0) -> Trace:
     """Four tenants with short requests at a calm rate, and one that sends `times` as many as one of them."""
     chance, trace = random.Random(5), []  # noqa: S311
-    calm_s, span_s = 6.0, 1800.0
+    calm_s = 6.0
     for tenant in range(4):
         trace.append(_stream(f"calm{tenant}", calm_s, span_s, chance))
     trace.append(_stream("loud", calm_s / times, span_s, chance))

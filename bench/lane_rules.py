@@ -17,7 +17,7 @@ from coordinator import limits
 from coordinator.errors import QueueFull
 from coordinator.policy.affinity import Seat
 from coordinator.policy.fair_queue import FairQueue, Ticket
-from coordinator.policy.placer import Job, Placed, Placer
+from coordinator.policy.placer import Job, Placer, first_to_begin
 from coordinator.policy.prefixes import Prefix
 from coordinator.policy.rates import Counted
 from coordinator.policy.shares import Shares
@@ -64,7 +64,7 @@ class Ours:
         self._numbers = itertools.count()
         self._told: dict[str, dict[str, Prefix]] = {lane: {} for lane in lanes}
         for lane in lanes:
-            self._placer.look(_seat(lane), Counted(3000, 2.0, 50, 2.0))
+            self._placer.counted(_seat(lane), Counted(3000, 2.0, 50, 2.0))
 
     def arrive(self, asked: Asked, now: float) -> bool:
         """Into the queue."""
@@ -87,21 +87,22 @@ class Ours:
         if all(busy_s.values()):
             return None
         seats = {_seat(lane): [seconds] if seconds else [] for lane, seconds in busy_s.items()}
-        again, order = float("inf"), list(self._queue.order(now))
-        for others, (asked, ticket) in itertools.product((True, False)[len(order) < 2 :], order):
-            waited_s = now - self._could.setdefault(id(asked), now)
-            chains = [asked.turn.session.encode()]
-            job = Job(asked.turn.session, asked.prompt_tokens, 4096, chains, waited_s, others)
-            placed = self._placer.place(job, seats, 1)
-            if isinstance(placed, Placed):
-                self._queue.take(ticket, now)
-                self._placer.placed(job, placed.seat)
-                self._tickets[id(asked)] = ticket, placed.tokens
-                self._shares.charge(ticket.tenant.name, ticket.flow, placed.tokens, 1.0)
-                self._could.pop(id(asked))
-                return asked, placed.seat.lane
-            again = min(again, placed.seconds)
-        return None if again == float("inf") else again
+        look = self._placer.look(seats, 1)
+        first = first_to_begin(
+            (asked for asked, _ in itertools.islice(self._queue.order(now), limits.LOOKAHEAD)),
+            lambda asked: self._placer.propose(_job(asked), look),
+            lambda asked: now - self._could.setdefault(id(asked), now),
+        )
+        if isinstance(first, float):
+            return None if first == float("inf") else first
+        asked, placed = first
+        ticket, _ = self._tickets[id(asked)]
+        self._queue.take(ticket, now)
+        self._placer.placed(_job(asked), placed.seat)
+        self._tickets[id(asked)] = ticket, placed.tokens
+        self._shares.charge(ticket.tenant.name, ticket.flow, placed.tokens, 1.0)
+        self._could.pop(id(asked))
+        return asked, placed.seat.lane
 
     def ended(self, asked: Asked, lane: str, counted: Counted, forgotten: list[str]) -> None:
         """Settled, and learnt from."""
@@ -110,7 +111,7 @@ class Ours:
         self._shares.charge(ticket.tenant.name, ticket.flow, had - charged, 1.0)
         self._shares.leave(ticket.tenant.name, ticket.flow)
         self._placer.lengths.ended(asked.turn.output_tokens)
-        self._placer.look(_seat(lane), counted)
+        self._placer.counted(_seat(lane), counted)
         told = self._told[lane]
         gone = [told.pop(session) for session in (*forgotten, asked.turn.session) if session in told]
         added = Prefix(asked.turn.session.encode(), asked.prompt_tokens + asked.turn.output_tokens)
@@ -183,6 +184,10 @@ def make(rule: str, lanes: list[str]) -> Rule:
     if rule.startswith("ours"):
         return Ours(lanes, parked=rule == "ours-parked")
     return FirstFree(lanes) if rule in ("first-free", "ideal") else AtArrival(lanes, rule)
+
+
+def _job(asked: Asked) -> Job:
+    return Job(asked.turn.session, asked.prompt_tokens, 4096, [asked.turn.session.encode()])
 
 
 def _seat(lane: str) -> Seat:

@@ -22,10 +22,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench import result
-from bench.agent_traces import TRACES, Trace, Turn, read_trace
+from bench.agent_traces import TRACES, Trace, Turn, conversations, read_trace
 from bench.lane_rules import Asked, make
 from coordinator.policy.rates import Counted
 
+OVER_TRACES = 8
 RULES = ("ours", "ours-parked", "first-free", "round-robin", "least-loaded", "strict", "ideal")
 
 
@@ -74,7 +75,7 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
         self._said: dict[str, int] = {}  # tokens of a session so far
-        self._done: list[Asked] = []
+        self.done: list[Asked] = []
         self._refused = 0
         self._parked = rule == "ours-parked"
         for turns in trace:
@@ -85,7 +86,7 @@ class Simulation:
         while self._events:
             now, _, what = heapq.heappop(self._events)
             what(now)
-        return figures(self._done, self._refused)
+        return figures(self.done, self._refused)
 
     def _at(self, when: float, what: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (when, next(self._order), what))
@@ -141,7 +142,7 @@ class Simulation:
             counted.decode_s + asked.ended - asked.first_token,
         )
         self._rule.ended(asked, lane.name, lane.counted, forgotten)
-        self._done.append(asked)
+        self.done.append(asked)
         if not asked.turn.open:
             self._ask_next(asked.rest, now)
         self._begin_all(now)
@@ -172,6 +173,41 @@ def figures(done: list[Asked], refused: int) -> Figures:
         refused=refused,
         wait_p99={tenant: round(_quantile(sorted(each), 0.99), 3) for tenant, each in tenants.items()},
     )
+
+
+def steady_tokens_per_s(done: list[Asked]) -> float:
+    """Output while all sessions are under way: from the last one's first token to the first one's last."""
+    begun: dict[str, float] = {}
+    ended: dict[str, float] = {}
+    for asked in done:
+        session = asked.turn.session
+        begun[session] = min(begun.get(session, asked.first_token), asked.first_token)
+        ended[session] = max(ended.get(session, 0.0), asked.ended)
+    begin, end = max(begun.values()), min(ended.values())
+    inside = (
+        asked.turn.output_tokens
+        * max(0.0, min(end, asked.ended) - max(begin, asked.first_token))
+        / (asked.ended - asked.first_token)
+        for asked in done
+    )
+    return sum(inside) / (end - begin)
+
+
+def oversubscription(hardware: Hardware) -> dict[str, dict[str, list[float]]]:
+    """Steady output over the ideal's by conversations and rule: median and least of `OVER_TRACES` traces."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for count in (4, 6, 9):
+        traces = [conversations(count, 40, seed) for seed in range(count, count + OVER_TRACES)]
+        rates = {}
+        for rule in ("ideal", "ours", "ours-parked", "first-free"):
+            runs = [Simulation(trace, rule, hardware) for trace in traces]
+            for run in runs:
+                run.run()
+            rates[rule] = [steady_tokens_per_s(run.done) for run in runs]
+        ideal = rates.pop("ideal")
+        shares = {rule: sorted(a / b for a, b in zip(each, ideal, strict=True)) for rule, each in rates.items()}
+        found[str(count)] = {rule: [round(statistics.median(s), 3), round(s[0], 3)] for rule, s in shares.items()}
+    return found
 
 
 def _quantile(ascending: list[float], share: float) -> float:
@@ -210,7 +246,8 @@ def main() -> None:
         "bench.placement", [word for word in sys.argv[1:] if word != "--out" and word != str(options.out)],
         pack={"name": "none"}, conditions={"simulated": asdict(hardware)},
     )  # fmt: skip
-    result.write({**framed, "traces": runs, "makespan_over_bound": bounds}, options.out)
+    measured = {"traces": runs, "makespan_over_bound": bounds, "oversubscription": oversubscription(hardware)}
+    result.write({**framed, **measured}, options.out)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     placer, seats = Placer(), [Seat(f"lane-{k}", b"1") for k in range(options.lanes)]
     for number, seat in enumerate(seats):
-        placer.look(seat, Counted(10_000, 5.0, 500, 20.0))
+        placer.counted(seat, Counted(10_000, 5.0, 500, 20.0))
         prompts = (number + 7 * k for k in range(options.prefixes))
         placer.tell(seat, [Prefix(chain(p, 1 + p % BLOCKS), 64 * (1 + p % BLOCKS)) for p in prompts], [], anew=True)
     busy_s: dict[Seat, list[float]] = {seat: [1.0] if k % 2 else [] for k, seat in enumerate(seats)}
@@ -42,7 +42,7 @@ def main() -> None:
         for kind, prompt in (("known", 7 * k), ("unknown", (1 << 40) + k)):
             job = Job("session", 64 * BLOCKS, 500, [chain(prompt, blocks + 1) for blocks in range(BLOCKS)])
             began = time.perf_counter()
-            placer.place(job, busy_s, 1)
+            placer.propose(job, placer.look(busy_s, 1))
             taken_s[kind].append(time.perf_counter() - began)
     measured = {
         kind: {

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,12 +44,13 @@ from coordinator.policy.admission import Admission
 from coordinator.policy.affinity import Seat
 from coordinator.policy.fair_queue import FairQueue, Ticket
 from coordinator.policy.families import Families
-from coordinator.policy.placer import Job, Placed, Placer
+from coordinator.policy.placer import Job, Placed, Placer, first_to_begin
 from coordinator.policy.shares import Shares
 from coordinator.request import Request
 from coordinator.resting import RestingSeats
 from coordinator.tasks import Tasks
 from coordinator.telemetry.stats import Timeline
+from coordinator.tenants import Tenant
 from coordinator.visits import Found, Visits
 from laneproto.chain import chain
 from laneproto.v1 import lane_pb2
@@ -67,6 +69,12 @@ class _Entry:
     charged: float = 0.0  # tokens, by what placement expected
     losses: int = 0  # lanes lost under it
     could_have_begun: float | None = None  # since when it waits for a busy lane although one was free
+
+    def waited_s(self, now: float) -> float:
+        """Although a lane was free; counted from the first time that this is asked."""
+        if self.could_have_begun is None:
+            self.could_have_begun = now
+        return now - self.could_have_begun
 
 
 class Dispatcher:
@@ -93,15 +101,21 @@ class Dispatcher:
 
     # --- for doors
 
-    def submit(self, request: Request, timeline: Timeline | None = None) -> Generation:
-        """Into the queue, or straight to a lane. Raises a `Refused`: closing, no lane, no place, over a quota."""
+    def check_open(self, tenant: Tenant) -> None:
+        """Raises the `Refused` of a request however small: closing, no lane, no place. Before anything else is done for
+        it: under overload, what it costs to refuse one is what all others wait for."""
         if self._closing:
             raise Closing("the server is shutting down")
         if not self._hopeful():
             raise NoLane("no lane is in service")
+        self._check_room(tenant, 0)
+
+    def submit(self, request: Request, timeline: Timeline | None = None) -> Generation:
+        """Into the queue, or straight to a lane. Raises a `Refused`: closing, no lane, no place, over a quota."""
+        self.check_open(request.tenant)
         now, tenant, prompt_tokens = self._clock(), request.tenant, len(request.prompt_ids)
         size_bytes = prompt_tokens * limits.TOKEN_BYTES
-        self._check_room(request, size_bytes)
+        self._check_room(tenant, size_bytes, request.timeout_s)
         self._admission.admit(tenant, prompt_tokens, now)
         flow = self._families.of(tenant.name, request.session, request.parent_session)
         tokens = prompt_tokens + self._placer.lengths.expected(request.max_tokens)
@@ -158,10 +172,10 @@ class Dispatcher:
 
     # --- admission
 
-    def _check_room(self, request: Request, size_bytes: int) -> None:
+    def _check_room(self, tenant: Tenant, size_bytes: int, timeout_s: float = math.inf) -> None:
         try:
-            self._queue.check_room(request.tenant, size_bytes)
-            if self._placer.rates.measured and self._seconds(self._queue.tokens()) > request.timeout_s:
+            self._queue.check_room(tenant, size_bytes)
+            if self._placer.rates.measured and timeout_s < self._seconds(self._queue.tokens()):
                 raise QueueFull("the queue is longer than the request's timeout")
         except QueueFull as error:
             each_s = self._seconds(self._queue.tokens() / max(1, len(self._queue)))
@@ -188,7 +202,7 @@ class Dispatcher:
         for view in self._roster.lanes():
             if view.state == "ready":
                 seat = Seat(view.name, view.incarnation)
-                self._placer.look(seat, counted(view.counters))
+                self._placer.counted(seat, counted(view.counters))
                 if seat not in self._resting:
                     ready.append(seat)
         while len(self._queue) and (self._place_next(ready) or self._visit_next(ready)):
@@ -203,29 +217,24 @@ class Dispatcher:
                 busy_s[run.seat].append(run.left_s(now))
         if all(len(left_s) >= limits.LANE_CAPACITY for left_s in busy_s.values()):
             return False
+        look = self._placer.look(busy_s, limits.LANE_CAPACITY)
         order = [entry for entry, _ in itertools.islice(self._queue.order(now), limits.LOOKAHEAD)]
-        patience_s = []
-        for others in (True, False) if len(order) > 1 else (False,):  # whom a free lane suits goes first
-            for entry in order:
-                if entry.could_have_begun is None:
-                    entry.could_have_begun = now
-                job = _job(entry, now - entry.could_have_begun, others=others)
-                placed = self._placer.place(job, busy_s, limits.LANE_CAPACITY)
-                if isinstance(placed, Placed):
-                    self._dispatch(entry, job, placed, now)
-                    return True
-                patience_s.append(placed.seconds)
-        self._look_again(min(patience_s))
-        return False
+        first = first_to_begin(
+            order, lambda entry: self._placer.propose(_job(entry), look), lambda entry: entry.waited_s(now)
+        )
+        if isinstance(first, float):
+            self._look_again(first)
+            return False
+        self._dispatch(*first, now)
+        return True
 
     def _visit_next(self, ready: list[Seat]) -> bool:
         """Dispatches the first request that may interrupt a lane's reading; whether there was one."""
         views, now = self._roster.lanes(), self._clock()
         hosts = self._visits.hosts(ready, views, now)
         for entry, ticket in itertools.islice(self._queue.order(now), limits.LOOKAHEAD if hosts else 0):
-            job = _job(entry, 0.0, others=False)
-            if found := self._visits.find(hosts, job, ticket.priority, views, now):
-                self._dispatch(entry, job, found.placed, now, found)
+            if found := self._visits.find(hosts, _job(entry), ticket.priority, views, now):
+                self._dispatch(entry, found.placed, now, found)
                 return True
         return False
 
@@ -234,10 +243,10 @@ class Dispatcher:
             self._wake.cancel()
         self._wake = asyncio.get_running_loop().call_later(seconds, self._pump)
 
-    def _dispatch(self, entry: _Entry, job: Job, placed: Placed, now: float, visit: Found | None = None) -> None:
+    def _dispatch(self, entry: _Entry, placed: Placed, now: float, visit: Found | None = None) -> None:
         generation, seat, ticket = entry.generation, placed.seat, entry.ticket
         self._queue.take(ticket, now)
-        self._placer.placed(job, seat)
+        self._placer.placed(_job(entry), seat)
         entry.could_have_begun = None
         if not entry.charged:  # who lost a lane does not pay twice
             entry.charged = placed.tokens
@@ -372,7 +381,7 @@ class Dispatcher:
         self._pump()
 
 
-def _job(entry: _Entry, waited_s: float, *, others: bool) -> Job:
+def _job(entry: _Entry) -> Job:
     request, emitted = entry.generation.request, entry.generation.tokens_seen
     session = None if request.session is None else f"{request.tenant.name}\0{request.session}"
-    return Job(session, len(request.prompt_ids) + emitted, request.max_tokens - emitted, entry.chains, waited_s, others)
+    return Job(session, len(request.prompt_ids) + emitted, request.max_tokens - emitted, entry.chains)

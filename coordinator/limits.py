@@ -58,6 +58,7 @@ COLD_COST: Final = 0.5  # what work on a lane with a cold expert cache costs mor
 WARM_TOKENS: Final = 2000  # that a new lane has computed when its cache is warm
 KNOWN_PREFIXES: Final = 10_000  # of one lane
 PARKED_WORTH: Final = 0.9  # of a token that has to be fetched from the host's pool, against one that the lane has
+SHARE_CREDIT: Final = 4000.0  # tokens that a tenant who asks rarely may be owed: its burst goes before who always asks
 SHARE_ACCOUNTS: Final = 4096  # tenants, and sessions of one tenant, whose tokens are remembered
 LANE_CAPACITY: Final = 1  # running generations per lane
 VISIT_WORK: Final = 0.25  # a request interrupts another's reading when it takes at most this part of what it would wait

@@ -153,9 +153,10 @@ def check_prompt(ids: Sequence[int], param: str, *, context_tokens: int, vocab_s
         raise EmptyPrompt("the prompt has no tokens", param=param)
     if len(ids) >= context_tokens:
         raise too_long(f"{len(ids)} tokens", context_tokens=context_tokens, param=param)
-    if min(ids) < 0 or max(ids) >= vocab_size:
+    known = tuple(ids)  # first: looking through a message's own list takes three times as long
+    if min(known) < 0 or max(known) >= vocab_size:
         raise TokenOutOfRange(f"token ids go from 0 to {vocab_size - 1}", param=param)
-    return tuple(ids)
+    return known
 
 
 def _stop_ids(draft: Draft, model: ModelView) -> tuple[int, ...]:

@@ -117,6 +117,7 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
         serving = self._serving
         head = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
         tenant = self._auth.tenant(head.get("authorization"), head.get("x-api-key"))
+        serving.dispatcher.check_open(tenant)
         caller = parse_caller(head, request_id, tenant)
         if not caller.session and request.session:
             caller = replace(caller, session=check_session(request.session))

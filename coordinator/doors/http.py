@@ -152,6 +152,7 @@ class _Door:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """POST to one of the `ENDPOINTS`."""
         endpoint = ENDPOINTS[request.path]
+        self._serving.dispatcher.check_open(request[_TENANT_KEY])
         caller = parse_caller(request.headers, request[_REQUEST_ID_KEY], request[_TENANT_KEY])
         asked = await self._read(request, lambda data: endpoint.parse(parse_json(data)))
         answering = await endpoint.begin(self._serving, asked, caller)

@@ -92,8 +92,8 @@ class FleetRoster:
     # --- what the request side sees -----------------------------------------------------------------------------------
 
     def lanes(self) -> Sequence[LaneView]:
-        """All lanes, in the supervisor's order."""
-        return tuple(self._view(lane) for lane in self._lanes.values())
+        """All lanes, in the supervisor's order, as of the last change."""
+        return self._views
 
     def client(self, name: str) -> LaneClient:
         """The client of the lane's current life."""

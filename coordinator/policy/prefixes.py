@@ -10,7 +10,7 @@ what is parked stays until it is said to be gone. A chain is a hint: the lane co
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator import limits
@@ -75,22 +75,23 @@ class PrefixIndex:
         self.remove(lane, [Prefix(*each) for each in self._of_lane.get(lane, ())])
         self._of_lane.pop(lane, None)
 
-    def remembered(self, chains: Sequence[bytes], lanes: Iterable[str]) -> dict[str, float]:
-        """Tokens of a prompt that each lane need not read; `chains[k]` is the chain after k + 1 blocks.
-
-        What is parked counts a little less than what the lane has at hand.
+    def remembered(self, chains: Sequence[bytes], lanes: Collection[str]) -> dict[str, float]:
+        """Tokens of a prompt that lanes need not read, of those that remember any; `chains[k]` is the chain after k + 1
+        blocks. What is parked counts a little less than what the lane has at hand.
         """
-        found = dict.fromkeys(lanes, 0.0)
-        missing, parked = set(found), 0.0
-        for blocks in range(len(chains), 0, -1):
-            known = self._by_chain.get(chains[blocks - 1])
-            if known is None:
-                continue
+        found: dict[str, float] = {}
+        parked = 0.0
+        by_chain = self._by_chain
+        # Of a prompt's chains (1,562 in 100,000 tokens) the index knows few: no line of Python for the others.
+        for chain in filter(by_chain.__contains__, reversed(chains)):
+            known = by_chain[chain]
             if known.parked:
                 parked = max(parked, limits.PARKED_WORTH * max(map(max, known.parked.values())))
-            for lane in missing & known.live.keys():
-                found[lane] = float(max(known.live[lane]))
-                missing.discard(lane)
-            if not missing:
+            for lane, tokens in known.live.items():
+                if lane not in found and lane in lanes:
+                    found[lane] = float(max(tokens))
+            if len(found) == len(lanes):
                 break
-        return {lane: max(tokens, parked) for lane, tokens in found.items()}
+        if parked:
+            return {lane: max(found.get(lane, 0.0), parked) for lane in lanes}
+        return found

@@ -73,6 +73,7 @@ class LaneRates:
     def __init__(self) -> None:
         self._lanes: dict[str, tuple[_Rate, _Rate]] = {}
         self._sums = [(0.0, 0.0), (0.0, 0.0)]  # of weights, and of weights times rates
+        self._speeds: dict[str, Speed] = {}  # since the last change
 
     def look(self, lane: str, counted: Counted) -> None:
         """Take over what its process has counted by now."""
@@ -100,10 +101,13 @@ class LaneRates:
 
     def speed(self, lane: str) -> Speed:
         """Of that lane, or what is to be expected of it."""
-        return Speed(
-            self._believed(lane, 0, limits.DEFAULT_PREFILL_TOKENS_PER_S),
-            self._believed(lane, 1, limits.DEFAULT_DECODE_TOKENS_PER_S),
-        )
+        known = self._speeds.get(lane)
+        if known is None:
+            known = self._speeds[lane] = Speed(
+                self._believed(lane, 0, limits.DEFAULT_PREFILL_TOKENS_PER_S),
+                self._believed(lane, 1, limits.DEFAULT_DECODE_TOKENS_PER_S),
+            )
+        return known
 
     def _believed(self, lane: str, which: int, default: float) -> float:
         weight, weighted = self._sums[which]
@@ -119,6 +123,7 @@ class LaneRates:
 
     def _sum(self) -> None:
         """Once after each change: a decision asks for the speeds of all lanes."""
+        self._speeds.clear()
         for which in (0, 1):
             known = [
                 (rate.weight, rate.per_s) for pair in self._lanes.values() if (rate := pair[which]).per_s is not None

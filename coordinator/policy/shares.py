@@ -3,8 +3,9 @@
     due first: the tenant with the fewest tokens (over its weight), in it the flow with the fewest
 
 Not here: who waits (fair_queue). Pure. Invariants: whoever comes back after a while without requests starts no lower
-than the least of those that are active, so nobody saves up a right to be served alone; what was charged and not used is
-given back; idle accounts are forgotten oldest first, past `limits.SHARE_ACCOUNTS`.
+than the least of those that are active, a tenant at most `limits.SHARE_CREDIT` tokens lower, so nobody saves up a right
+to be served alone; what was charged and not used is given back; idle accounts are forgotten oldest first, past
+`limits.SHARE_ACCOUNTS`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,19 @@ class _Account:
 class _Group:
     """Accounts that compete with each other."""
 
+    credit: float = 0.0  # tokens that who comes back may be owed
     accounts: dict[str, _Account] = field(default_factory=dict)
     idle: OrderedDict[str, None] = field(default_factory=OrderedDict)  # names without requests, longest so first
     floor: float = 0.0  # never falls: the least that an active account had
 
     def enter(self, name: str) -> None:
-        account = self.accounts.setdefault(name, _Account())
-        if account.active == 0:
+        account = self.accounts.get(name)
+        if account is None:
             self.raise_floor()
-            account.tokens = max(account.tokens, self.floor)
+            account = self.accounts[name] = _Account(self.floor)
+        elif account.active == 0:
+            self.raise_floor()
+            account.tokens = max(account.tokens, self.floor - self.credit)
             self.idle.pop(name, None)
         account.active += 1
 
@@ -55,7 +60,7 @@ class Shares:
     """Accounts of two levels."""
 
     def __init__(self) -> None:
-        self._tenants = _Group()
+        self._tenants = _Group(limits.SHARE_CREDIT)
         self._flows: dict[str, _Group] = {}
 
     def enter(self, tenant: str, flow: str) -> None:

@@ -7,6 +7,7 @@ context is refused before it is encoded, so encoding is bounded by the context a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -90,7 +91,10 @@ class TextDesk:
     def boundaries(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Where messages begin: a later prompt may go on from there. Of too many the first and the last ones."""
         start = self.tokenizer.special(IM_START) if self.tokenizer else None
-        found = [] if start is None else [at for at, token in enumerate(ids) if token == start and at]
+        found: list[int] = []
+        with contextlib.suppress(ValueError):  # no more of them; `index` looks at 3,000 ids in 20 µs, a loop in 250
+            while start is not None:
+                found.append(ids.index(start, found[-1] + 1 if found else 1))
         return tuple(
             found if len(found) <= limits.CHECKPOINT_HINTS else [found[0], *found[1 - limits.CHECKPOINT_HINTS :]]
         )

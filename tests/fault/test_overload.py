@@ -13,14 +13,16 @@ import time
 from pathlib import Path
 
 import grpc
+import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from laneproto.v1 import serve_pb2
-from tests.fakes.doors import open_doors
+from tests.fakes.doors import open_doors, until
 from tests.fakes.lane import Script
 
 PLACES = 10  # so that ten times as many calls fit one connection
+CAPACITY_PER_S = 25  # of two lanes that write 20 tokens in about 80 ms
 REFUSED = "RESOURCE_EXHAUSTED queue_full True"
 
 
@@ -56,13 +58,37 @@ async def test_tenfold_overload_is_refused_in_bounded_memory(tmp_path: Path) -> 
         assert outcomes.keys() == {"whole", REFUSED}
         assert outcomes["whole"] >= 3 * (PLACES + 2)
         assert sum(outcomes.values()) == 30 * (PLACES + 2)
+        at_once_s, refused_s = sorted(refused_s), []
+        asking = []
+        for _ in range(10 * CAPACITY_PER_S):  # a second of it, one call after the other
+            asking.append(asyncio.create_task(ask()))
+            await asyncio.sleep(0.1 / CAPACITY_PER_S)
+        await asyncio.gather(*asking)
+        assert outcomes.keys() == {"whole", REFUSED}
         grown = rss_bytes() - before
         assert grown <= 64 << 20
-        refused_s.sort()
-        print(
-            f"refused {outcomes[REFUSED]}, p50 {1e3 * statistics.median(refused_s):.1f} ms,"
-            f" p99 {1e3 * refused_s[int(0.99 * len(refused_s))]:.1f} ms, memory +{grown >> 20} MiB"
-        )
+        for name, found_s in (("at once", at_once_s), ("one after the other", sorted(refused_s))):
+            print(
+                f"{name}: refused {len(found_s)}, p50 {1e3 * statistics.median(found_s):.1f} ms,"
+                f" p99 {1e3 * found_s[int(0.99 * len(found_s))]:.1f} ms, memory +{grown >> 20} MiB"
+            )
+
+
+async def test_what_is_refused_for_its_place_is_refused_before_it_is_looked_at(tmp_path: Path) -> None:
+    """Under overload, everybody waits for what the refusals of others cost: a prompt is not even tokenized."""
+    async with open_doors(tmp_path, lanes=1, script=Script(token_delay_s=0.005), queue_requests=1) as cluster:
+        kept = [asyncio.create_task(cluster.generate(text="x", max_tokens=400)) for _ in range(2)]
+        await until(lambda: cluster.doors.serving.dispatcher.queued == 1)
+        cluster.doors.serving.text.encode_text = None  # type: ignore[assignment,method-assign]
+        with pytest.raises(grpc.aio.AioRpcError, match="places of the queue"):
+            await cluster.generate(text="x" * 1000)
+        for body in ({"prompt": "x"}, {"no": "request"}):
+            status, headers, answer = await cluster.post("/v1/completions", body)
+            assert (status, answer["error"]["code"]) == (429, "queue_full")
+            assert "retry-after" in headers
+        for task in kept:
+            task.cancel()
+        await asyncio.gather(*kept, return_exceptions=True)
 
 
 async def test_a_stream_passes_whole_through_a_coordinator(tmp_path: Path) -> None:

@@ -310,6 +310,8 @@ ELSEWHERE = {
     "coordinator.STREAM_BUFFER_BYTES":
         "contract/test_door_faults.py::test_a_client_that_reads_nothing_costs_a_lane_no_whole_answer",
     "coordinator.QUEUE_BYTES": "unit/test_fair_queue.py::test_bounds_in_requests_bytes_and_of_a_tenant",
+    "coordinator.SHARE_CREDIT":
+        "unit/test_fair_queue.py::test_a_tenant_that_comes_back_is_owed_a_little_and_no_more",
     "coordinator.SHARE_ACCOUNTS":
         "unit/test_fair_queue.py::test_families_and_idle_accounts_are_forgotten_at_their_bounds",
     "coordinator.KNOWN_PREFIXES": "unit/test_placement.py::test_prefixes_of_a_lane_are_bounded",

@@ -87,7 +87,8 @@ def test_agents_of_a_tenant_share_and_many_requests_of_one_win_nothing() -> None
     assert desk.order() == [swarm[0], lone, *swarm[1:]]
 
 
-def test_whoever_comes_back_has_saved_up_nothing() -> None:
+def test_a_tenant_that_comes_back_is_owed_a_little_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SHARE_CREDIT", 250.0)
     desk = Desk()
     early = desk.add(B)
     desk.take()
@@ -99,8 +100,25 @@ def test_whoever_comes_back_has_saved_up_nothing() -> None:
     returned = [desk.add(B) for _ in range(5)]
     more = [desk.add(A) for _ in range(5)]
     order = desk.order()
-    assert order.index(keeper) <= 1
-    assert abs(order.index(returned[4]) - order.index(more[3])) <= 2
+    assert order.index(keeper) == 3  # two whole requests of 100 are owed, and the third begins below
+    assert abs(order.index(returned[4]) - order.index(more[1])) <= 2
+
+
+def test_somebody_new_is_owed_nothing_and_flows_never_are() -> None:
+    desk = Desk()
+    desk.add(A, "rare")
+    desk.end(desk.take())
+    for _ in range(50):
+        desk.add(A, "known")
+        desk.end(desk.take())
+    keeper = desk.add(A, "known")
+    new = [desk.add(B) for _ in range(3)]
+    assert desk.order().index(keeper) <= 1
+    for name in new:
+        desk.queue.remove(name)
+        desk.end(name)
+    rare = [desk.add(A, "rare") for _ in range(3)]
+    assert desk.order() == [keeper, *rare]
 
 
 def test_better_classes_first_and_waiting_makes_better() -> None:

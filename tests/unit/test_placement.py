@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,82 +12,123 @@ from hypothesis import strategies as st
 
 from coordinator import limits
 from coordinator.policy.affinity import Seat
-from coordinator.policy.placement import Go, LaneSight, Wait, choose, work_s
-from coordinator.policy.placer import Job, Placed, Placer
+from coordinator.policy.placement import Choice, LaneSight, Wanted, choose
+from coordinator.policy.placer import Job, Placed, Placer, Proposal, first_to_begin
 from coordinator.policy.prefixes import Prefix, PrefixIndex
 from coordinator.policy.rates import Counted, LaneRates, OutputLengths, Speed
 
-SPEED = Speed(1000.0, 20.0)
-
 
 def lane(name: str, **more: object) -> LaneSight:
-    plain = LaneSight(name, True, 0.0, SPEED, 0.0, 1.0, False, 0, 0)
-    return replace(plain, **more)  # type: ignore[arg-type]
+    plain = LaneSight(name, True, 0.0, 1 / 1000.0, 1 / 20.0, 0, 0)
+    return plain._replace(**more)  # type: ignore[arg-type]
+
+
+def goes(
+    lanes: Sequence[LaneSight], prompt: int, output: float, waited_s: float = 0.0, *, others: bool = False, **more: Any
+) -> str | float:
+    """The lane, or how long it waits."""
+    choice = choose(lanes, Wanted(prompt, output, more.pop("remembered", {}), **more))
+    left_s = choice.wait_s(waited_s, others=others)
+    if left_s:
+        return left_s
+    assert choice.lane is not None
+    return choice.lane.name
 
 
 def test_the_lane_that_remembers_the_prompt() -> None:
-    assert choose([lane("a"), lane("b", remembered_tokens=900.0)], 1000, 20, 0) == Go("b")
+    assert goes([lane("a"), lane("b")], 1000, 20, remembered={"b": 900.0}) == "b"
 
 
 def test_a_faster_lane_even_if_it_has_to_read_more() -> None:
-    fast = lane("fast", speed=Speed(1000.0, 40.0))
-    assert choose([lane("slow", remembered_tokens=900.0), fast], 1000, 100, 0) == Go("fast")
+    assert goes([lane("slow"), lane("fast", write_s=1 / 40.0)], 1000, 100, remembered={"slow": 900.0}) == "fast"
 
 
 def test_equal_lanes_take_turns_and_the_sessions_own_is_first() -> None:
     lanes = [lane("a", last_turn=3), lane("b", last_turn=1), lane("c", last_turn=2)]
-    assert choose(lanes, 100, 10, 0) == Go("b")
-    assert choose([replace(lanes[0], is_home=True), *lanes[1:]], 100, 10, 0) == Go("a")
-    assert choose([lane("a", load=1), lane("b", last_turn=9)], 100, 10, 0) == Go("b")
+    assert goes(lanes, 100, 10) == "b"
+    assert goes(lanes, 100, 10, home="a") == "a"
+    assert goes([lane("a", load=1), lane("b", last_turn=9)], 100, 10) == "b"
 
 
 def test_a_busy_lane_is_waited_for_only_while_that_is_quicker() -> None:
-    busy = lane("busy", free=False, wait_s=2.0, remembered_tokens=10_000.0)
-    assert choose([busy, lane("free")], 10_001, 20, 0) == Wait(pytest.approx(8.0))
-    assert choose([busy, lane("free")], 10_001, 20, 7.9) == Wait(pytest.approx(0.1))
-    assert choose([busy, lane("free")], 10_001, 20, 8.0) == Go("free")
-    assert choose([replace(busy, wait_s=10.1), lane("free")], 10_001, 20, 0) == Go("free")
-    assert choose([busy], 10_001, 20, 0) == Wait(float("inf"))
-    assert choose([], 1, 1, 0) == Wait(float("inf"))
+    busy, known = lane("busy", free=False, wait_s=2.0), {"busy": 10_000.0}
+    assert goes([busy, lane("free")], 10_001, 20, remembered=known) == pytest.approx(8.0)
+    assert goes([busy, lane("free")], 10_001, 20, 7.9, remembered=known) == pytest.approx(0.1)
+    assert goes([busy, lane("free")], 10_001, 20, 8.0, remembered=known) == "free"
+    assert goes([busy._replace(wait_s=10.1), lane("free")], 10_001, 20, remembered=known) == "free"
+    assert goes([busy], 10_001, 20) == float("inf")
+    assert goes([], 1, 1) == float("inf")
 
 
 def test_while_others_wait_a_request_lets_them_pass_for_a_bounded_time() -> None:
-    home = lane("home", free=False, wait_s=100.0, remembered_tokens=10_000.0)
-    other = lane("other")
-    assert choose([home, other], 10_001, 20, 0) == Go("other")
+    lanes, known = [lane("home", free=False, wait_s=100.0), lane("other")], {"home": 10_000.0}
+    assert goes(lanes, 10_001, 20, remembered=known) == "other"
     bound_s = limits.PASSING * 10.0
-    assert choose([home, other], 10_001, 20, 0, others=True) == Wait(pytest.approx(bound_s))
-    assert choose([home, other], 10_001, 20, bound_s, others=True) == Go("other")
-    assert choose([home, replace(other, remembered_tokens=10_000.0)], 10_001, 20, 0, others=True) == Go("other")
+    assert goes(lanes, 10_001, 20, others=True, remembered=known) == pytest.approx(bound_s)
+    assert goes(lanes, 10_001, 20, bound_s, others=True, remembered=known) == "other"
+    assert goes(lanes, 10_001, 20, others=True, remembered=known | {"other": 10_000.0}) == "other"
 
 
 def test_a_cold_lane_ramps_in() -> None:
-    assert choose([lane("cold", warmth=0.0), lane("warm", last_turn=5)], 100, 20, 0) == Go("warm")
-    assert choose([lane("cold", warmth=0.0), lane("warm", free=False, wait_s=9.0)], 100, 20, 0) == Go("cold")
-    assert work_s(lane("x", warmth=0.0), 100, 20) == pytest.approx((1 + limits.COLD_COST) * 1.1)
+    placer, cold, warm = Placer(), Seat("cold", b"1"), Seat("warm", b"1")
+    placer.counted(warm, Counted(limits.WARM_TOKENS, 2.0, 40, 2.0))
+    placer.counted(cold, Counted(limits.WARM_TOKENS // 2, 1.0, 0, 0.0))
+    by_name = {sight.name: sight for sight in placer.look({cold: [], warm: []}, 1).lanes}
+    assert by_name["cold"].read_s == pytest.approx((1 + limits.COLD_COST / 2) * by_name["warm"].read_s)
+    assert by_name["cold"].write_s == pytest.approx((1 + limits.COLD_COST / 2) * by_name["warm"].write_s)
+    for busy_s, best in (({cold: [], warm: []}, warm), ({cold: [], warm: [9.0]}, cold)):
+        assert placer.propose(Job(None, 100, 20), placer.look(busy_s, 1)).placed.seat == best
 
 
 SIGHTS = st.builds(
     LaneSight, name=st.text("abcdefgh", min_size=1, max_size=3), free=st.booleans(), wait_s=st.floats(0, 60),
-    speed=st.builds(Speed, st.floats(1, 1e5), st.floats(0.1, 1e4)), remembered_tokens=st.floats(0, 5000),
-    warmth=st.floats(0, 1), is_home=st.booleans(), load=st.integers(0, 3), last_turn=st.integers(0, 99),
+    read_s=st.floats(1e-5, 1), write_s=st.floats(1e-4, 10), load=st.integers(0, 3), last_turn=st.integers(0, 99),
 )  # fmt: skip
+PLACED = Placed(Seat("a", b"1"), 1.0, 100.0, 0.5)
+LANES = st.lists(SIGHTS, max_size=8, unique_by=lambda s: s.name)
 
 
 @settings(deadline=None)
-@given(st.lists(SIGHTS, max_size=8, unique_by=lambda s: s.name), st.integers(1, 5000), st.floats(0, 500), st.randoms())
-def test_order_changes_nothing_and_a_free_lane_is_taken_in_the_end(sights, prompt, output, rng: random.Random) -> None:
-    chosen = choose(sights, prompt, output, 0.0)
+@given(LANES, st.integers(1, 5000), st.floats(0, 500), st.data(), st.randoms())
+def test_order_changes_nothing_and_a_free_lane_is_taken_in_the_end(
+    sights: list[LaneSight], prompt: int, output: float, data: st.DataObject, rng: random.Random
+) -> None:
+    names = [sight.name for sight in sights]
+    remembered = data.draw(st.dictionaries(st.sampled_from(names), st.floats(0, 5000))) if names else {}
+    more = {"remembered": remembered, "home": rng.choice(names) if names else None}
+    chosen = goes(sights, prompt, output, **more)
     shuffled = sights.copy()
     rng.shuffle(shuffled)
-    assert choose(shuffled, prompt, output, 0.0) == chosen
+    assert goes(shuffled, prompt, output, **more) == chosen
     free = {sight.name for sight in sights if sight.free}
-    if isinstance(chosen, Go):
-        assert chosen.lane in free
+    if isinstance(chosen, str):
+        assert chosen in free
     elif free:
-        assert isinstance(choose(sights, prompt, output, chosen.seconds), Go)
+        assert isinstance(goes(sights, prompt, output, chosen, **more), str)
     else:
-        assert chosen.seconds == float("inf")
+        assert chosen == float("inf")
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.floats(-5, 5), st.floats(-5, 5), st.floats(0, 5)), max_size=6))
+def test_who_begins_is_the_first_that_a_free_lane_suits_then_the_first_that_need_not_wait(
+    waiting: list[tuple[bool, float, float, float]],
+) -> None:
+    """Against the two rounds written out."""
+    proposals = {
+        number: Proposal(Choice(lane("a") if somewhere else None, alone_s, passing_s), PLACED if somewhere else None)
+        for number, (somewhere, alone_s, passing_s, _) in enumerate(waiting)
+    }
+    found = first_to_begin(proposals, proposals.__getitem__, lambda number: waiting[number][3])
+    lefts_s = []
+    for others in (True, False) if len(waiting) > 1 else (False,):
+        for number, proposal in proposals.items():
+            left_s = proposal.choice.wait_s(waiting[number][3], others=others)
+            if left_s == 0.0:
+                assert found == (number, PLACED)
+                return
+            lefts_s.append(left_s)
+    assert found == min(lefts_s, default=float("inf"))
 
 
 def test_a_poor_first_measurement_is_outweighed_and_forgotten() -> None:
@@ -149,9 +191,9 @@ def test_prefixes_by_their_longest_known_beginning() -> None:
     index.add("b", [Prefix(bytes([1, 2]), 130, parked=True)])
     found = index.remembered(chain(1, 2, 3, 4), ["a", "b", "c"])
     assert found == {"a": 200.0, "b": limits.PARKED_WORTH * 130, "c": limits.PARKED_WORTH * 130}
-    assert index.remembered(chain(1, 9), ["a", "b"]) == {"a": 64.0, "b": 0.0}
+    assert index.remembered(chain(1, 9), ["a", "b"]) == {"a": 64.0}
     index.add("b", [Prefix(bytes([1, 2]), 130), Prefix(bytes([1, 2]), 140)])  # taken back from the pool; and one more
-    assert index.remembered(chain(1, 2), ["b", "c"]) == {"b": 140.0, "c": 0.0}
+    assert index.remembered(chain(1, 2), ["b", "c"]) == {"b": 140.0}
     index.remove("b", [Prefix(bytes([1, 2]), 140)])
     assert index.remembered(chain(1, 2), ["b"]) == {"b": 130.0}
     index.remove("a", [Prefix(bytes([1, 2, 3]), 200), Prefix(b"unknown", 1)])
@@ -166,7 +208,7 @@ def test_prefixes_of_a_lane_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     index = PrefixIndex()
     index.add("a", [Prefix(bytes([k]), 64) for k in range(4)])
     assert len(index) == 3
-    assert index.remembered([bytes([0])], ["a"]) == {"a": 0.0}
+    assert index.remembered([bytes([0])], ["a"]) == {}
     assert index.remembered([bytes([1])], ["a"]) == {"a": 64.0}
 
 
@@ -174,15 +216,17 @@ def test_a_new_process_remembers_nothing_and_has_no_sessions() -> None:
     placer, first, second = Placer(), Seat("a", b"1"), Seat("a", b"2")
     other = Seat("b", b"1")
     warm = Counted(10_000, 10.0, 100, 5.0)
-    placer.look(first, warm)
-    placer.look(other, warm)
+    placer.counted(first, warm)
+    placer.counted(other, warm)
     placer.tell(first, [Prefix(bytes([1]), 64)], [], anew=True)
     job = Job("s", 100, 10, chain(1))
-    placed = placer.place(job, {first: [], other: []}, 1)
-    assert isinstance(placed, Placed)
+    placed = placer.propose(job, placer.look({first: [], other: []}, 1)).placed
+    assert placed is not None
     assert (placed.seat, placed.tokens) == (first, 36 + 10)
+    assert placer.expected(job, [first]) == {first: placed}
+    assert placed.read_s == pytest.approx(36 / 1000.0)
     placer.placed(job, first)
-    placer.look(second, warm)
-    moved = placer.place(job, {second: [], other: []}, 1)
-    assert isinstance(moved, Placed)
+    placer.counted(second, warm)
+    moved = placer.propose(job, placer.look({second: [], other: []}, 1)).placed
+    assert moved is not None
     assert (moved.seat, moved.tokens) == (other, 110)  # whose turn it is
