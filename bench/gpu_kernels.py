@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import itertools
 import json
 import statistics
 import sys
@@ -31,7 +30,7 @@ if importlib.util.find_spec("structlog") is None:  # a bare GPU host: nothing of
     sys.modules["structlog"] = ModuleType("structlog")
     sys.modules["structlog"].get_logger = lambda *names: None  # type: ignore[attr-defined]
 
-from bench import gpu_cases, result
+from bench import gpu_cases, gpu_products, result
 from bench.gpu_attention import attention_cases
 from bench.gpu_cases import Case, ExpertLayer, Records, Sizes
 from lanes.kernels import experts
@@ -178,15 +177,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.run(Case("nothing: one element", 1, 8, lambda _: one.add_(1)), 1, sizes.layers)
     records = Records(sizes, max(all_rows), "cuda")
     for rows in all_rows:
-        layer = ExpertLayer(sizes, records, rows, "cuda")
-        cases = itertools.chain(layer.cases(), gpu_cases.dense_cases(sizes, rows, "cuda"))
-        if rows in (min(all_rows), max(all_rows)):  # the keys of a long sequence are many: not for those between
-            cases = itertools.chain(cases, attention_cases(sizes, rows, "cuda"))
-        for case in cases:
-            if options.only in case.name and report.elapsed_s < options.until_s:
-                report.run(case, rows, sizes.layers)
+        ends = rows in (min(all_rows), max(all_rows))
+        groups = [
+            ExpertLayer(sizes, records, rows, "cuda").cases(), gpu_products.stream_products(sizes, rows, "cuda"),
+            gpu_products.projection_products(sizes, rows, "cuda"), gpu_products.shared_products(sizes, rows, "cuda"),
+            gpu_cases.dense_cases(sizes, rows, "cuda"),
+        ]  # fmt: skip
+        if ends:  # the keys of a long sequence are many: not for the rows between
+            groups.append(attention_cases(sizes, rows, "cuda"))
+        for group in groups:
+            for case in group:
+                if options.only in case.name and (ends or case.check) and report.elapsed_s < options.until_s:
+                    report.run(case, rows, sizes.layers)
         if rows == all_rows[0] and options.only in "sweep":
-            sweep(report, sizes, records, 0.7 * options.until_s)
+            sweep(report, sizes, records, 0.6 * options.until_s)
     report.save()
     print(f"{len(report.failed)} failed {report.failed}; {report.elapsed_s:.0f} s; triton {triton.__version__}")
     return 1 if report.failed else 0

@@ -27,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from lanes.kernels import attention, combine, deltanet, experts, heads, index, route, sampling, stream
+from lanes.kernels import attention, combine, deltanet, experts, heads, index, products, route, sampling, shared, stream
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
 HIDDEN, INNER, CHOSEN, EXPERTS = 2560, 640, 10, 512
@@ -144,6 +144,27 @@ def launch_dense(rows: int) -> None:
     sampling.uniform(ids, ids, torch.empty(rows, dtype=torch.float64))
 
 
+def launch_fused(rows: int) -> None:
+    """Products of a layer with what is fused to them, at the true sizes."""
+
+    def matrix(count: int, columns: int, kind: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty((count, columns), dtype=kind)
+
+    u, streams = torch.empty(rows, HIDDEN), torch.empty(rows, 4, HIDDEN)
+    low, injection = torch.empty(rows, 320).bfloat16(), torch.empty(rows, 4)
+    stream.lower(streams.bfloat16(), matrix(324, 4 * HIDDEN), low, injection)
+    stream.lift(low, matrix(4 * HIDDEN, 320), streams, u, u.bfloat16())
+    heads_out = torch.empty(rows, 6144).bfloat16()
+    products.product(heads_out, matrix(HIDDEN, 6144), u)
+    wide, narrow = torch.empty(rows, 16_384), torch.empty(rows, 96)
+    products.two_products(u.bfloat16(), matrix(16_384, HIDDEN), wide, u, matrix(96, HIDDEN, torch.float32), narrow)
+    logits, h = torch.empty(rows, EXPERTS + 1), torch.empty(rows, INNER).bfloat16()
+    router = matrix(EXPERTS + 1, HIDDEN, torch.float32)
+    shared.enter(u, router, logits, u.bfloat16(), matrix(2 * INNER, HIDDEN), h)
+    y, slots = torch.empty(rows * CHOSEN, HIDDEN), torch.empty(rows * CHOSEN, dtype=torch.int32)
+    shared.leave(h, matrix(HIDDEN, INNER), logits[:, -1], torch.empty(rows, CHOSEN), y, y, slots, u)
+
+
 def launch_attention(rows: int) -> None:
     """One layer's attention at the largest context and the true sizes."""
     shape, tokens = attention.AttentionShape(24, 2, 256, 4, 128, 32, 4, 512), 262_144
@@ -177,6 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     for rows in options.rows.split(","):
         result[f"dense, {rows} rows"] = compiled(lambda rows=rows: launch_dense(int(rows)))
+        result[f"fused, {rows} rows"] = compiled(lambda rows=rows: launch_fused(int(rows)))
         result[f"attention, {rows} rows"] = compiled(lambda rows=rows: launch_attention(int(rows)))
     json.dump({"triton": triton.__version__, "target": "sm_90", "kernels": result}, sys.stdout, indent=1)
     sys.stdout.write("\n")

@@ -1,13 +1,12 @@
-"""Hyper-connections of a decode window between the matrix products, each step one launch.
+"""Hyper-connections of a decode window, in three launches, or in five around other products.
 
     enter    x += injection * block's result (of the block before);  n = rms(x_i) * w        one pass over the streams
-    (low = Down n: a product)
-    squash   silu(low[:L] / S) for the next product;  injection = 2 sigmoid(low[L:] / S)
-    (up = Up squashed: a product)
-    mix      u = mean over streams of sigmoid(up_i) * n_i
+    lower    low = Down n;  silu(low[:L] / S);  injection = 2 sigmoid(low[L:] / S)
+    lift     up = Up squashed;  u = mean over streams of sigmoid(up_i) * n_i
+    squash   what follows the first product, mix what follows the second one
 
-Products round their input to the type of the matrix, so n, the squashed vector and u are written in that type; `mix`
-reads n in fp32, so it is kept in fp32 too. Not here: the products.
+Products round their input to the type of the matrix, so n, the squashed vector and u are written in that type; n is
+read again in fp32 at the end, so it is kept in fp32 too.
 
 Letters: R rows, S streams, H hidden, L low rank.
 """
@@ -17,6 +16,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
+from lanes.kernels.products import dots, tile, write
 
 MIX_COLUMNS = 256  # of one program of mix: ten a row of 2,560
 
@@ -50,6 +51,64 @@ def mix(up: torch.Tensor, normed: torch.Tensor, u: torch.Tensor, rounded: torch.
     _mix[(triton.cdiv(hidden, MIX_COLUMNS), rows)](
         up, normed, u, rounded, S=streams, H=hidden, COLUMNS=MIX_COLUMNS, num_warps=2
     )
+
+
+def lower(rounded: torch.Tensor, down: torch.Tensor, squashed: torch.Tensor, injection: torch.Tensor) -> None:
+    """rounded [R, S, H] and down [L + S, S * H] (or [L, S * H]: no injection) to what `squash` fills."""
+    rows, streams, hidden = rounded.shape
+    t = tile(down, rows)
+    _lower[(triton.cdiv(down.shape[0], t.rows),)](
+        rounded, down, squashed, injection, R=rows, M=t.padded, W=down.shape[0], L=squashed.shape[1], S=streams,
+        N=t.rows, D=streams * hidden, STEP=t.step, num_warps=t.warps,
+    )  # fmt: skip
+
+
+def lift(
+    squashed: torch.Tensor, up: torch.Tensor, normed: torch.Tensor, u: torch.Tensor, rounded: torch.Tensor
+) -> None:  # fmt: skip
+    """squashed [R, L] and up [S * H, L] to what `mix` fills."""
+    rows, streams, hidden = normed.shape
+    padded = triton.next_power_of_2(streams)
+    t = tile(up, rows)
+    columns = max(1, t.rows // padded)
+    _lift[(triton.cdiv(hidden, columns),)](
+        squashed, up, normed, u, rounded, R=rows, M=t.padded, S=streams, SP=padded, H=hidden, COLUMNS=columns,
+        D=squashed.shape[1], STEP=t.step, num_warps=t.warps,
+    )  # fmt: skip
+
+
+@triton.jit
+def _lower(
+    rounded, down, squashed, injection, R: tl.constexpr, M: tl.constexpr, W: tl.constexpr, L: tl.constexpr,
+    S: tl.constexpr, N: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    low = dots(rounded, D, down, n, W, R, M, D, STEP) / S  # [M, N]
+    gate = 1.0 / (1.0 + tl.exp(-low))
+    write(squashed, L, n, low * gate, L, R, M)
+    if W > L:
+        m = tl.arange(0, M)
+        at = m[:, None] * S + (n - L)[None, :]
+        tl.store(injection + at, 2.0 * gate, mask=(m < R)[:, None] & (n >= L)[None, :] & (n < W)[None, :])
+
+
+@triton.jit
+def _lift(
+    squashed, up, normed, u, rounded, R: tl.constexpr, M: tl.constexpr, S: tl.constexpr, SP: tl.constexpr,
+    H: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    # All streams of some columns: row s * COLUMNS + i of the tile is stream s, column first + i.
+    h = tl.program_id(0) * COLUMNS + tl.arange(0, SP * COLUMNS) % COLUMNS
+    stream = tl.arange(0, SP * COLUMNS) // COLUMNS
+    known = (stream < S) & (h < H)
+    n = tl.where(known, stream * H + h, S * H)  # past the matrix: zeros
+    mixed = 1.0 / (1.0 + tl.exp(-dots(squashed, D, up, n, S * H, R, M, D, STEP)))  # [M, SP * COLUMNS]
+    m = tl.arange(0, M)
+    mixed *= tl.load(normed + m[:, None] * (S * H) + n[None, :], mask=(m < R)[:, None] & known[None, :], other=0.0)
+    value = tl.sum(tl.reshape(mixed, (M, SP, COLUMNS)), axis=1) / S
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    write(u, H, column, value, H, R, M)
+    write(rounded, H, column, value, H, R, M)
 
 
 @triton.jit

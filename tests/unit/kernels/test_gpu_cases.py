@@ -7,7 +7,8 @@ import triton
 from bench import gpu_cases
 from bench.gpu_attention import attention_cases
 from bench.gpu_cases import ExpertLayer, Records, Sizes
-from lanes.kernels import combine, experts, sampling
+from bench.gpu_products import projection_products, shared_products, stream_products
+from lanes.kernels import combine, experts, products, sampling
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="compiled here: bench/gpu_kernels.py")
 
@@ -22,12 +23,22 @@ SMALL = Sizes(
 def few_programs(monkeypatch):
     for module, name in ((experts, "GATE_TILE"), (experts, "DOWN_TILE"), (combine, "COLUMNS"), (sampling, "BLOCK")):
         monkeypatch.setattr(module, name, 64)
+    monkeypatch.setattr(products, "PROGRAMS", 1)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_the_dense_cases(few_programs, rows):
     torch.manual_seed(0)
     for case in gpu_cases.dense_cases(SMALL, rows, "cpu"):
+        case.layer(1)
+        if case.check is not None:
+            case.check()
+
+
+@pytest.mark.parametrize("group", [stream_products, projection_products, shared_products])
+def test_the_product_cases(few_programs, group):
+    torch.manual_seed(0)
+    for case in group(SMALL, 2, "cpu"):
         case.layer(1)
         if case.check is not None:
             case.check()
