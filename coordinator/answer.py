@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from coordinator.apis.approximate import read_so
 from coordinator.errors import Cancelled, CoordinatorError
 from coordinator.generation import Begun, Ended, Generation, Tokens
 from coordinator.text.detokenizer import Detokenizer
@@ -81,7 +82,8 @@ class Answer:
         due = self._due.popleft()
         if isinstance(due, Final):
             reason = lane_pb2.FinishReason.Name(due.reason).removeprefix("FINISH_REASON_").lower()
-            self.generation.timeline.ended(reason, due.usage.cached_tokens)
+            replaced = due.usage.replaced_choices if read_so(due.usage) else None
+            self.generation.timeline.ended(reason, due.usage.cached_tokens, replaced)
         return due
 
     def usage(self) -> lane_pb2.Usage:

@@ -45,11 +45,18 @@ class LaneConfig:
     name: str
     context_tokens: int | None  # None: the model's own, at most DEFAULT_CONTEXT_TOKENS
     prefill_chunk_rows: int
+    prefill_routing: str  # "exact", or "vram": prompt tokens choose among the experts in the cache
     draft_vocabulary: Path | None  # None: the draft layer may name every id
     drafts: int | None  # most of a round; None: MAX_DRAFTS where the pack has a draft layer, else 0
     expert_isa: str | None  # None: the best this CPU has
     trace_routing: Path | None
     log_json: bool
+
+    @property
+    def approximations(self) -> tuple[str, ...]:
+        """What this lane computes less exactly: every answer is labelled with these."""
+        chosen = {"kv-int8": self.kv_int8, "prefill-routing-vram": self.prefill_routing == "vram"}
+        return tuple(name for name, on in chosen.items() if on)
 
 
 def parse_bytes(text: str) -> int:
@@ -106,6 +113,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], allowed_cores: frozen
         name=options.name,
         context_tokens=options.context,
         prefill_chunk_rows=options.prefill_chunk,
+        prefill_routing=options.prefill_routing,
         drafts=options.drafts,
         draft_vocabulary=options.draft_vocab,
         expert_isa=isa,
@@ -144,6 +152,9 @@ def _parser(allowed_cores: frozenset[int]) -> _Parser:
         help=f"prompt and output together (default: the model's, at most {limits.DEFAULT_CONTEXT_TOKENS})")  # fmt: skip
     add("--prefill-chunk", type=_whole(1, limits.MAX_PREFILL_CHUNK_ROWS), metavar="N",
         default=limits.DEFAULT_PREFILL_CHUNK_ROWS, help="prompt rows per window (default: %(default)s)")  # fmt: skip
+    add("--prefill-routing", choices=("exact", "vram"), default="exact",
+        help="vram: approximate, for experts that are slow to reach: while a prompt is read, tokens choose among the "
+             "experts in the cache (default: exact)")  # fmt: skip
     add("--drafts", type=_whole(0, limits.MAX_DRAFTS), metavar="N",
         help=f"tokens guessed ahead of a pass, at most; 0: none, and repeats are then equal to the bit "
              f"(default: {limits.MAX_DRAFTS} where the pack has a draft layer)")  # fmt: skip

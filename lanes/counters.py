@@ -47,6 +47,8 @@ class Counters:
     restore_ns: int = 0
     restores_refused: int = 0
     visits: int = 0
+    prompt_choices: int = 0
+    replaced_choices: int = 0
     decode_windows: int = 0
     drafts_at_1: int = 0
     drafts_at_2: int = 0

@@ -68,6 +68,7 @@ class Engine:
         *,
         prefill_chunk_rows: int,
         visitor_tokens: int = 0,
+        steered: bool = False,
         drafter: Drafter | None = None,
         grammars: Grammars | None = None,
         on_start: Callable[[], None] = lambda: None,
@@ -81,8 +82,8 @@ class Engine:
         self._published = counters.snapshot()
         self._drafter = drafter or Drafter(0)
         self._steps = Steps(
-            runner, counters, self._watch, prefill_chunk_rows=prefill_chunk_rows, drafter=self._drafter,
-            grammars=grammars, publish=self._publish,
+            runner, counters, self._watch, prefill_chunk_rows=prefill_chunk_rows, steered=steered,
+            drafter=self._drafter, grammars=grammars, publish=self._publish,
         )  # fmt: skip
         self._visitor_tokens = visitor_tokens
         self._clock = clock

@@ -32,6 +32,7 @@ from lanes.experts.store import ExpertStore
 from lanes.experts.trace import TraceHeader, TraceWriter, trace_path
 from lanes.grammar import Grammars
 from lanes.models import Model, load_model
+from lanes.models.near import Near
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.runner import Experts, ModelRunner
 from lanes.state.conversations import Conversations
@@ -123,9 +124,8 @@ def cpu_parts(opened: Opened) -> Parts:
     """A lane whose every part computes in host memory; its cache is private memory."""
     config, counters, info = opened.config, opened.counters, opened.pack.manifest.experts
     kernel = opened.kernel()
-    store = ExpertStore(
-        kernel, ExpertCache(opened.region, info, config.vram_budget_bytes, opened.policy, counters), counters
-    )
+    cache = ExpertCache(opened.region, info, config.vram_budget_bytes, opened.policy, counters)
+    store = ExpertStore(kernel, cache, counters)
     model = load_model(
         opened.pack,
         store,
@@ -133,6 +133,8 @@ def cpu_parts(opened: Opened) -> Parts:
         counters=counters,
         drafts=opened.draft_layer,
     )
+    if config.prefill_routing == "vram":
+        model.near = Near(lambda layer: torch.from_numpy(cache.resident[layer]), counters)
     context_tokens = opened.context_tokens(model.spec)
     shape = model.state_shape.with_int8() if config.kv_int8 else model.state_shape
     states = StatePool(  # one active generation of full length, and those that wait
@@ -169,12 +171,15 @@ def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Open
         opened = Opened(config, pack, region, policy, counters, stack)
         parts = make(opened)
         kernel, experts, model, states = parts.kernel, parts.experts, parts.model, parts.states
+        if config.prefill_routing != "exact" and model.near is None:
+            raise StartError(f"--prefill-routing: {config.prefill_routing!r} is not served on this device")
         spec, context_tokens, draft_layer = model.spec, parts.context_tokens, opened.draft_layer
         visitor_tokens = min(context_tokens, states.shape.tokens_in(config.state_budget_bytes))
         park = None
         if config.park is not None:
             origin = SnapshotIdentity.of(manifest.fingerprint, states.shape)
-            park = Parking(config.park, origin, counters, clock=time.monotonic)
+            routing = b"" if config.prefill_routing == "exact" else config.prefill_routing.encode()
+            park = Parking(config.park, origin, counters, clock=time.monotonic, routing=routing)
             stack.callback(park.close)
         conversations = Conversations(states, counters, park)
         runner = ModelRunner(model, states, experts, conversations)
@@ -215,6 +220,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Open
             counters,
             prefill_chunk_rows=config.prefill_chunk_rows,
             visitor_tokens=visitor_tokens,
+            steered=model.near is not None,
             drafter=Drafter(drafts, runner.guess if draft_layer else None, vocabulary),
             grammars=Grammars(config.pack / "tokenizer.json", spec.vocab, spec.eos_ids),
             on_start=lambda: settle_thread(config),
@@ -233,7 +239,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Open
             expert_format=info.format,
             region_bytes=region.header.total_bytes,
             visitor_tokens=visitor_tokens,
-            approximations=("kv-int8",) if config.kv_int8 else (),
+            approximations=config.approximations,
         )
         return Lane(engine, identity, conversations.log, region, stack.pop_all())
 

@@ -62,12 +62,13 @@ class Steps:
         watch: StepWatch,
         *,
         prefill_chunk_rows: int,
+        steered: bool,
         drafter: Drafter,
         grammars: Grammars | None,
         publish: Callable[[], None],
     ) -> None:
         self._runner, self._counters, self._watch = runner, counters, watch
-        self._chunk = prefill_chunk_rows
+        self._chunk, self._steered = prefill_chunk_rows, steered
         self._drafter, self._grammars = drafter, grammars
         self._publish = publish
 
@@ -103,7 +104,8 @@ class Steps:
         kept = marks(
             len(ids), request.checkpoint_positions, limits.CHECKPOINT_EVERY_TOKENS, limits.CHECKPOINT_GAP_TOKENS
         )
-        todo = parts(generation.begun.cached_tokens, len(ids), self._chunk, kept)
+        asked = len(ids) - request.replayed_tokens if self._steered else 0  # output is read as it was written
+        todo = parts(generation.begun.cached_tokens, len(ids), self._chunk, [*kept, asked])
         self._runner.hint(ids, todo[0].start, todo[0].end)
         for part, following in itertools.zip_longest(todo, todo[1:]):
             start, end = part.start, part.end
@@ -111,7 +113,8 @@ class Steps:
                 return None
             if following is not None:  # what the next chunk needs from disk arrives while this one computes
                 self._runner.hint(ids, following.start, following.end)
-            window = Window.of_sequence(list(ids[start:end]), start, slot, logits="last" if end == len(ids) else "none")
+            wanted, steered = "last" if end == len(ids) else "none", end <= asked
+            window = Window.of_sequence(list(ids[start:end]), start, slot, logits=wanted, steered=steered)
             began_ns = time.monotonic_ns()
             logits = self._step("prefill", window, generation)
             if logits is None:

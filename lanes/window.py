@@ -22,6 +22,7 @@ class Window:
     seq: torch.Tensor  # int64 [R]
     want_logits: torch.Tensor  # bool [R]
     trial: bool = False  # the rows may be rejected: states do not move before a commit
+    steered: bool = False  # a prompt's: where the lane routes prompts to resident experts, these rows are
 
     def __post_init__(self) -> None:
         rows = self.token_ids.shape[0]
@@ -30,7 +31,14 @@ class Window:
 
     @classmethod
     def of_sequence(
-        cls, token_ids: list[int], start: int, slot: int, *, logits: str = "last", trial: bool = False
+        cls,
+        token_ids: list[int],
+        start: int,
+        slot: int,
+        *,
+        logits: str = "last",
+        trial: bool = False,
+        steered: bool = False,
     ) -> Window:
         """Rows of one sequence from absolute position `start`; `logits` is "none", "last" or "all"."""
         rows = len(token_ids)
@@ -43,6 +51,7 @@ class Window:
             torch.full((rows,), slot, dtype=torch.int64),
             want,
             trial,
+            steered,
         )
 
     def runs(self) -> list[tuple[int, int, int]]:

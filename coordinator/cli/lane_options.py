@@ -27,6 +27,9 @@ _OPTIONS = (
                  help="Prompt and answer tokens. Default: the model's."),
     click.option("--prefill-chunk", "prefill_chunk_tokens", type=CHUNK, metavar="N",
                  help="Prompt tokens a pass. Default: the lane's."),
+    click.option("--prefill-routing", type=click.Choice(["exact", "vram"]),
+                 help="vram: approximate; while a prompt is read, tokens choose among the experts in the lane's cache. "
+                      "Default: exact."),
     click.option("--state-budget", "state_budget_bytes", type=SIZE, metavar="SIZE",
                  help="Of each lane, for conversations that wait for their next turn. Default: the lane's."),
     click.option("--ngram-cache", "ngram_cache_bytes", type=SIZE, metavar="SIZE",
@@ -49,6 +52,7 @@ LANE_OPTIONS = (
     "vram_budget_bytes",
     "context_tokens",
     "prefill_chunk_tokens",
+    "prefill_routing",
     "state_budget_bytes",
     "ngram_cache_bytes",
     "kv",

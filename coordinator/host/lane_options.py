@@ -19,6 +19,7 @@ class LaneOptions:
     vram_budget_bytes: int
     context_tokens: int | None = None
     prefill_chunk_tokens: int | None = None
+    prefill_routing: str | None = None
     state_budget_bytes: int | None = None
     ngram_cache_bytes: int | None = None
     kv: str | None = None  # "exact" or "int8": how keys and values are kept
@@ -35,6 +36,7 @@ class LaneOptions:
             "--vram-budget": self.vram_budget_bytes,
             "--context": self.context_tokens,
             "--prefill-chunk": self.prefill_chunk_tokens,
+            "--prefill-routing": self.prefill_routing,
             "--state-budget": self.state_budget_bytes,
             "--ngram-cache": self.ngram_cache_bytes,
             "--kv": self.kv,

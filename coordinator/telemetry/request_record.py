@@ -29,6 +29,7 @@ class RequestRecord:
     ended_s: float | None = None
     tokens: int = 0
     cached_tokens: int = 0
+    replaced_choices: int | None = None  # of experts, while the prompt was read; None: it was read exactly
     trace_parent: str = ""  # of the client's own span, as W3C Trace Context writes it
     outcome: str = ""  # a finish reason or the code of an error, once ended
     lanes: list[tuple[str, int]] = field(default_factory=list)  # each with how many tokens there were when it began

@@ -109,7 +109,7 @@ class Timeline:
                 room = record.stamps_limit - len(record.stamps_ns)
                 record.stamps_ns.extend(token.stamp_ns for token in tokens[:room])
 
-    def ended(self, outcome: str, cached_tokens: int = 0) -> None:
+    def ended(self, outcome: str, cached_tokens: int = 0, replaced_choices: int | None = None) -> None:
         """Its client saw this end. Later ones are ignored: an answer read to its end is no longer cancelled."""
         if self._ended:
             return
@@ -120,4 +120,5 @@ class Timeline:
             self._recorder.complete(now - self._queued_at)
         if (record := self._record) is not None:
             record.outcome, record.ended_s, record.cached_tokens = outcome, now, cached_tokens
+            record.replaced_choices = replaced_choices
             self._on_end(record)

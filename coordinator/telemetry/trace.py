@@ -28,6 +28,7 @@ def line(record: RequestRecord) -> str:
             "session": hashlib.sha256(record.session.encode()).hexdigest()[:16] if record.session else None,
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
+            "replaced_choices": record.replaced_choices,  # null: the prompt was read exactly
             "max_tokens": record.max_tokens,
             "tokens": record.tokens,
             "queued_s": _seconds(record.queued_s),

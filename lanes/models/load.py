@@ -16,6 +16,7 @@ import torch
 from lanes.counters import Counters
 from lanes.experts.protocol import Experts
 from lanes.models.errors import ConfigError
+from lanes.models.near import Near
 from lanes.models.pack_table import PackTable
 from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.spec import Spec
@@ -36,6 +37,7 @@ class Model(Protocol):
     state_shape: StateShape
     device: torch.device
     dtype: torch.dtype  # of matrices, keys and values
+    near: Near | None  # steers the experts of windows that may be steered; None, as a model is loaded: exact
 
     def forward(self, window: Window, states: Mapping[int, SequenceState]) -> torch.Tensor:
         """Runs the rows: fp32 logits [rows that want them, V], in row order, finite unless the weights are not."""

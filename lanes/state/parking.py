@@ -37,8 +37,12 @@ _log = structlog.get_logger(__name__)
 class Parking:
     """Used by the engine's thread alone."""
 
-    def __init__(self, path: Path, identity: Identity, counters: Counters, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, path: Path, identity: Identity, counters: Counters, *, clock: Callable[[], float], routing: bytes = b""
+    ) -> None:
+        """`routing` names how prompts are read where that is approximate: other states are then not seen, nor these."""
         self._path, self._identity, self._counters, self._clock = path, identity, counters, clock
+        self._routing = routing
         self._client: ParkClient | None = None
         self._retry_s = self._polled_s = -1e9
         self._job: tuple[Resident, int, Iterator[int]] | None = None  # who, its length, the rest of the work
@@ -92,7 +96,7 @@ class Parking:
 
     def _park(self, resident: Resident) -> Iterator[int]:
         """Yields bytes looked at; the owner knows the conversation once it is through."""
-        client, tenant, state = self._connected(), snapshot.tenant_key(resident.tenant), resident.state
+        client, tenant, state = self._connected(), snapshot.tenant_key(resident.tenant, self._routing), resident.state
         tokens = resident.length
         known = self._still_there(client, tenant, resident)
         settled, names = state.settled // limits.PAGE_TOKENS, list(known)
@@ -184,7 +188,7 @@ class Parking:
         if not len(self.mirror):
             return None
         values = [EMPTY, *chain(prompt[:-1].tolist(), salt)]
-        return self.mirror.longest(snapshot.tenant_key(salt), values, prompt.shape[0] - 1)
+        return self.mirror.longest(snapshot.tenant_key(salt, self._routing), values, prompt.shape[0] - 1)
 
     def restore(self, found: tuple[int, int], prompt: Ids, resident: Resident) -> bool:
         """Fills a fresh conversation with the first `found[1]` tokens of the prompt; False when they must be read."""
@@ -192,7 +196,7 @@ class Parking:
         began_ns = time.monotonic_ns()
         try:
             client = self._connected()
-            tenant = snapshot.tenant_key(resident.tenant)
+            tenant = snapshot.tenant_key(resident.tenant, self._routing)
             name, size_bytes, segments = client.pin(number, tenant)
             try:
                 data = self._get(client, name, size_bytes, segments, limits.MOST_HEADER_BYTES)

@@ -107,9 +107,12 @@ class Header:
         return cls(identity, tenant, ids, digests, marks)
 
 
-def tenant_key(salt: bytes) -> bytes:
-    """16 bytes that stand for a tenant; its salt stays in the lane."""
-    return hashlib.blake2b(salt, digest_size=16, person=b"expressway-park").digest()
+def tenant_key(salt: bytes, routing: bytes = b"") -> bytes:
+    """16 bytes that stand for a tenant; its salt stays in the lane.
+
+    `routing` is not empty where prompts are read approximately: such states are a tenant's of their own.
+    """
+    return hashlib.blake2b(salt, digest_size=16, person=b"expressway-park", key=routing).digest()
 
 
 def digest(data: Bytes) -> bytes:

@@ -35,6 +35,7 @@ class FakeRunner:
         self.marks: list[int] = []  # where checkpoints were made
         self.open: set[int] = set()
         self.lengths: dict[int, int] = {}  # tokens in the state, by slot
+        self.steered: list[bool] = []  # of each window
         self.rooms: dict[int, int] = {}  # by slot
         self.owners: list[int] = []  # slot of each window
         self.opened = 0
@@ -92,6 +93,7 @@ class FakeRunner:
             return None
         self.windows.append((first, rows))
         self.owners.append(slot)
+        self.steered.append(window.steered)
         logits = np.zeros((int(window.want_logits.sum()), VOCAB), np.float32)
         wanted = [r for r in range(rows) if window.want_logits[r]]
         for at, row in enumerate(wanted):

@@ -152,6 +152,7 @@ def test_reserved_bytes_never_pass_the_budget(steps):
         assert pool.reserved_bytes == sum(SHAPE.bytes(s.capacity_tokens) for s in pool.values())
 
 
+@settings(deadline=None)
 @given(st.integers(0, SHAPE.bytes(SHAPE.max_tokens) + 100))
 def test_the_most_tokens_that_fit(size_bytes):
     tokens = SHAPE.tokens_in(size_bytes)

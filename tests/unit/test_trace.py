@@ -38,6 +38,7 @@ def test_a_line_says_times_and_counts_and_no_name_of_a_client():
     said = json.loads(line(ended()))
     assert said == {
         "v": 1, "id": "r0", "door": "http", "tenant": "anyone", "session": said["session"], "prompt_tokens": 7,
+        "replaced_choices": None,
         "cached_tokens": 0, "max_tokens": 50, "tokens": 3, "queued_s": 9.0, "begun_s": 10.0, "first_token_s": 11.0,
         "ended_s": 12.5, "outcome": "length", "lanes": [["lane-0", 0]], "stamps_s": [11.0, 11.5, 12.0],
     }  # fmt: skip

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from coordinator.apis.approximate import prompt_routing
 from coordinator.apis.writer import Event, dump
 from coordinator.chat import Called, Said, Turn, TurnEnd
 from coordinator.errors import ContextLengthExceeded, CoordinatorError
@@ -161,4 +162,5 @@ def _usage(usage: lane_pb2.Usage) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        **prompt_routing(usage),
     }

@@ -15,6 +15,7 @@ from typing import Any
 from google.protobuf import json_format
 
 from coordinator.answer import AnswerToken, Final
+from coordinator.apis.approximate import prompt_routing
 from coordinator.apis.writer import Event
 from coordinator.chat import Called, Said, Turn, TurnEnd
 from coordinator.errors import CoordinatorError
@@ -217,6 +218,7 @@ def usage_body(usage: lane_pb2.Usage) -> dict[str, Any]:
             "accepted_prediction_tokens": usage.accepted_draft_tokens,
             "rejected_prediction_tokens": usage.draft_tokens - usage.accepted_draft_tokens,
         },
+        **prompt_routing(usage),
     }
 
 

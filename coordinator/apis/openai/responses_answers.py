@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.apis.approximate import prompt_routing
 from coordinator.apis.openai.responses import pack_reasoning
 from coordinator.apis.writer import Event, dump
 from coordinator.chat import Called, Said, Turn, TurnEnd
@@ -166,6 +167,7 @@ class ResponseWriter:
                 "output_tokens": usage.completion_tokens,
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+                **prompt_routing(usage),
             },
         )
 

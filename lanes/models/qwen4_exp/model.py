@@ -9,11 +9,13 @@ Letters: R rows, S streams, H hidden, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from lanes.experts.protocol import Experts
 from lanes.models.delta_rule import recurrent
+from lanes.models.near import Near
 from lanes.models.ops import product
 from lanes.models.qwen4_exp.attention import Attention
 from lanes.models.qwen4_exp.deltanet import DeltaNet
@@ -70,6 +72,7 @@ class Qwen4Exp:
         # The head stays fp32: a bf16 product rounds logits to 8 bits, which ties neighbours at the top.
         head = body.under("embed_tokens") if spec.tied else weights.under("lm_head")
         self.head = head.matrix(("weight", spec.vocab), columns=spec.hidden, dtype=torch.float32)
+        self.near: Near | None = None  # for windows that may be steered
         self.drafts: DraftLayer | None = None
         if drafts:
             self.drafts = DraftLayer(spec, weights.under("mtp"), experts, self.embedding, self.head, self.rotary)
@@ -100,6 +103,8 @@ class Qwen4Exp:
     def forward(self, window: Window, states: Mapping[int, SequenceState]) -> torch.Tensor:
         """Runs the rows and returns fp32 logits [rows that want them, V], in row order."""
         rows = prepare(window, states, self.spec, self.rotary)
+        if window.steered:
+            rows = replace(rows, near=self.near)
         for layer in self.ngrams:
             layer.begin(rows)
         for run in rows.runs:

@@ -37,7 +37,11 @@ class Moe:
     def __call__(self, u: torch.Tensor, rows: Rows) -> torch.Tensor:
         """u, result: fp32 [R, H]."""
         scores = product(u, self.router)
-        ids, weights = route(scores[:, :-1], self._spec.experts_per_token, self._spec.normalise_weights)
+        k, normalise = self._spec.experts_per_token, self._spec.normalise_weights
+        if rows.near is None:
+            ids, weights = route(scores[:, :-1], k, normalise)
+        else:
+            ids, weights = rows.near.route(self._layer, scores[:, :-1], k, normalise)
         out = self.experts.forward(self._layer, u, ids, weights)
         gate, up = product(u, self.gate_up).chunk(2, dim=1)
         return out.addcmul_(scores[:, -1:].sigmoid(), product(F.silu(gate) * up, self.down))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from lanes.models.errors import WindowError
+from lanes.models.near import Near
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.state.sequence import SequenceState
 from lanes.state.trial import Trial
@@ -46,6 +47,7 @@ class Rows:
     token_ids: torch.Tensor  # int64 [R] on the CPU
     runs: tuple[Run, ...]
     rotation: Rotation  # of every row, [R, P]
+    near: Near | None = None  # steers the choice of experts; None: exact
 
 
 class Rotary:

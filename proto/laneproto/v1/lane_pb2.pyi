@@ -158,7 +158,7 @@ class DecodeTimes(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., windows: _Optional[int] = ..., mean_ns: _Optional[int] = ...) -> None: ...
 
 class Counters(_message.Message):
-    __slots__ = ("requests", "prompt_tokens", "generated_tokens", "windows", "expert_hits", "expert_misses", "expert_hit_bytes", "expert_miss_bytes", "cache_admissions", "cache_evictions", "cache_used_bytes", "cache_budget_bytes", "cancelled", "failed", "prefill_ns", "decode_ns", "ngram_rows", "ngram_cache_hits", "ngram_prefetch_hits", "ngram_read_bytes", "ngram_wait_ns", "cache_admitted_hits", "decode_windows", "drafts_at_1", "drafts_at_2", "drafts_at_3", "drafts_right_at_1", "drafts_right_at_2", "drafts_right_at_3", "reused_tokens", "checkpoints", "state_used_bytes", "state_budget_bytes", "parks", "park_bytes", "park_ns", "restores", "restore_ns", "restores_refused", "visits")
+    __slots__ = ("requests", "prompt_tokens", "generated_tokens", "windows", "expert_hits", "expert_misses", "expert_hit_bytes", "expert_miss_bytes", "cache_admissions", "cache_evictions", "cache_used_bytes", "cache_budget_bytes", "cancelled", "failed", "prefill_ns", "decode_ns", "ngram_rows", "ngram_cache_hits", "ngram_prefetch_hits", "ngram_read_bytes", "ngram_wait_ns", "cache_admitted_hits", "decode_windows", "drafts_at_1", "drafts_at_2", "drafts_at_3", "drafts_right_at_1", "drafts_right_at_2", "drafts_right_at_3", "reused_tokens", "checkpoints", "state_used_bytes", "state_budget_bytes", "parks", "park_bytes", "park_ns", "restores", "restore_ns", "restores_refused", "prompt_choices", "replaced_choices", "visits")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,8 @@ class Counters(_message.Message):
     RESTORES_FIELD_NUMBER: _ClassVar[int]
     RESTORE_NS_FIELD_NUMBER: _ClassVar[int]
     RESTORES_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_CHOICES_FIELD_NUMBER: _ClassVar[int]
     VISITS_FIELD_NUMBER: _ClassVar[int]
     requests: int
     prompt_tokens: int
@@ -238,8 +240,10 @@ class Counters(_message.Message):
     restores: int
     restore_ns: int
     restores_refused: int
+    prompt_choices: int
+    replaced_choices: int
     visits: int
-    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., windows: _Optional[int] = ..., expert_hits: _Optional[int] = ..., expert_misses: _Optional[int] = ..., expert_hit_bytes: _Optional[int] = ..., expert_miss_bytes: _Optional[int] = ..., cache_admissions: _Optional[int] = ..., cache_evictions: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., cache_budget_bytes: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., ngram_rows: _Optional[int] = ..., ngram_cache_hits: _Optional[int] = ..., ngram_prefetch_hits: _Optional[int] = ..., ngram_read_bytes: _Optional[int] = ..., ngram_wait_ns: _Optional[int] = ..., cache_admitted_hits: _Optional[int] = ..., decode_windows: _Optional[int] = ..., drafts_at_1: _Optional[int] = ..., drafts_at_2: _Optional[int] = ..., drafts_at_3: _Optional[int] = ..., drafts_right_at_1: _Optional[int] = ..., drafts_right_at_2: _Optional[int] = ..., drafts_right_at_3: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., checkpoints: _Optional[int] = ..., state_used_bytes: _Optional[int] = ..., state_budget_bytes: _Optional[int] = ..., parks: _Optional[int] = ..., park_bytes: _Optional[int] = ..., park_ns: _Optional[int] = ..., restores: _Optional[int] = ..., restore_ns: _Optional[int] = ..., restores_refused: _Optional[int] = ..., visits: _Optional[int] = ...) -> None: ...
+    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., windows: _Optional[int] = ..., expert_hits: _Optional[int] = ..., expert_misses: _Optional[int] = ..., expert_hit_bytes: _Optional[int] = ..., expert_miss_bytes: _Optional[int] = ..., cache_admissions: _Optional[int] = ..., cache_evictions: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., cache_budget_bytes: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., ngram_rows: _Optional[int] = ..., ngram_cache_hits: _Optional[int] = ..., ngram_prefetch_hits: _Optional[int] = ..., ngram_read_bytes: _Optional[int] = ..., ngram_wait_ns: _Optional[int] = ..., cache_admitted_hits: _Optional[int] = ..., decode_windows: _Optional[int] = ..., drafts_at_1: _Optional[int] = ..., drafts_at_2: _Optional[int] = ..., drafts_at_3: _Optional[int] = ..., drafts_right_at_1: _Optional[int] = ..., drafts_right_at_2: _Optional[int] = ..., drafts_right_at_3: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., checkpoints: _Optional[int] = ..., state_used_bytes: _Optional[int] = ..., state_budget_bytes: _Optional[int] = ..., parks: _Optional[int] = ..., park_bytes: _Optional[int] = ..., park_ns: _Optional[int] = ..., restores: _Optional[int] = ..., restore_ns: _Optional[int] = ..., restores_refused: _Optional[int] = ..., prompt_choices: _Optional[int] = ..., replaced_choices: _Optional[int] = ..., visits: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "seed", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens")
@@ -345,13 +349,15 @@ class TokenLogprob(_message.Message):
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "restored_tokens", "draft_tokens", "accepted_draft_tokens", "waited_windows", "approximations")
+    __slots__ = ("prompt_tokens", "cached_tokens", "completion_tokens", "restored_tokens", "draft_tokens", "accepted_draft_tokens", "prompt_choices", "replaced_choices", "waited_windows", "approximations")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESTORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_CHOICES_FIELD_NUMBER: _ClassVar[int]
     WAITED_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     APPROXIMATIONS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
@@ -360,9 +366,11 @@ class Usage(_message.Message):
     restored_tokens: int
     draft_tokens: int
     accepted_draft_tokens: int
+    prompt_choices: int
+    replaced_choices: int
     waited_windows: int
     approximations: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., waited_windows: _Optional[int] = ..., approximations: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_draft_tokens: _Optional[int] = ..., prompt_choices: _Optional[int] = ..., replaced_choices: _Optional[int] = ..., waited_windows: _Optional[int] = ..., approximations: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "usage", "counters", "error_code", "error_message")
