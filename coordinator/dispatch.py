@@ -44,6 +44,7 @@ from coordinator.policy.admission import Admission
 from coordinator.policy.affinity import Seat
 from coordinator.policy.fair_queue import FairQueue, Ticket
 from coordinator.policy.families import Families
+from coordinator.policy.kept import Conversations, Kept
 from coordinator.policy.placer import Job, Placed, Placer, first_to_begin
 from coordinator.policy.shares import Shares
 from coordinator.request import Request
@@ -89,6 +90,7 @@ class Dispatcher:
         self._admission = Admission()
         self._families = Families(limits.AFFINITY_SESSIONS)
         self._placer = Placer()
+        self._kept = Conversations()
         self._entries: dict[str, _Entry] = {}  # by request id
         self._runs: dict[str, LaneRun] = {}
         self._visits = Visits(self._runs, self._placer)
@@ -132,6 +134,10 @@ class Dispatcher:
     def queued(self) -> int:
         """How many requests wait."""
         return len(self._queue)
+
+    def conversations(self) -> list[Kept]:
+        """Of the sessions that asked last: what of their prompts is kept where."""
+        return self._kept.kept(self._placer.prefixes)
 
     @property
     def queue_bound(self) -> int:
@@ -247,6 +253,8 @@ class Dispatcher:
         generation, seat, ticket = entry.generation, placed.seat, entry.ticket
         self._queue.take(ticket, now)
         self._placer.placed(_job(entry), seat)
+        if session := generation.request.session:
+            self._kept.asked(ticket.tenant.name, session, len(generation.request.prompt_ids), entry.chains, now)
         entry.could_have_begun = None
         if not entry.charged:  # who lost a lane does not pay twice
             entry.charged = placed.tokens

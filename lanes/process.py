@@ -60,7 +60,7 @@ async def _serve(lane: Lane, config: LaneConfig) -> int:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    server = LaneServer(lane.engine, lane.identity, lane.prefixes)
+    server = LaneServer(lane.engine, lane.identity, lane.prefixes, lane.cached)
     with contextlib.ExitStack() as stack:
         await server.start(config.listen)
         stack.callback(config.listen.unlink, missing_ok=True)

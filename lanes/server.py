@@ -26,6 +26,7 @@ from laneproto.v1 import lane_pb2_grpc as rpc
 from lanes import limits, wire
 from lanes.engine import Engine
 from lanes.errors import ERROR_CODE_METADATA, BadProtocolVersion, LaneError, SlowReader, StartError, grpc_status
+from lanes.experts.cache import Cached
 from lanes.outbox import End, Outbox, Token
 from lanes.request import Bounds, parse
 from lanes.state.prefixes import PrefixLog
@@ -52,8 +53,14 @@ _OPTIONS = [
 class LaneServer(rpc.LaneServicer):
     """Serves one engine; create and use it on one event loop."""
 
-    def __init__(self, engine: Engine, identity: wire.Identity, prefixes: PrefixLog | None = None) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        engine: Engine,
+        identity: wire.Identity,
+        prefixes: PrefixLog | None = None,
+        cached: Callable[[], Cached] = Cached,
+    ) -> None:
+        self._engine, self._cached = engine, cached
         self._prefixes = PrefixLog() if prefixes is None else prefixes
         self._identity = identity
         self._bounds = Bounds(identity.vocab_size, identity.context_tokens)
@@ -178,7 +185,7 @@ class LaneServer(rpc.LaneServicer):
                 return
 
     def _status(self) -> pb.LaneStatus:
-        return wire.lane_status(self._engine.status(), time.monotonic_ns(), self._prefixes)
+        return wire.lane_status(self._engine.status(), time.monotonic_ns(), self._prefixes, self._cached())
 
     def _announce(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -25,7 +25,7 @@ from lanes.drafts.vocabulary import read as read_vocabulary
 from lanes.engine import Engine
 from lanes.errors import StartError
 from lanes.experts.adaptive import adaptive
-from lanes.experts.cache import ExpertCache
+from lanes.experts.cache import Cached, ExpertCache
 from lanes.experts.native import ExpertKernel
 from lanes.experts.policy import Policy
 from lanes.experts.store import ExpertStore
@@ -58,6 +58,7 @@ class Lane:
     prefixes: PrefixLog
     region: AttachedRegion
     resources: contextlib.ExitStack
+    cached: Callable[[], Cached]  # from any thread
 
 
 class _WaitLog:
@@ -82,6 +83,7 @@ class Parts:
     model: Model
     states: StatePool
     context_tokens: int
+    cached: Callable[[], Cached] = Cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def cpu_parts(opened: Opened) -> Parts:
         shape.bytes(context_tokens) + config.state_budget_bytes,
         slots=limits.MAX_RESIDENTS,
     )
-    return Parts(kernel, store, model, states, context_tokens)
+    return Parts(kernel, store, model, states, context_tokens, cache.by_layer)
 
 
 def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Opened], Parts] = cpu_parts) -> Lane:
@@ -241,7 +243,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Open
             visitor_tokens=visitor_tokens,
             approximations=config.approximations,
         )
-        return Lane(engine, identity, conversations.log, region, stack.pop_all())
+        return Lane(engine, identity, conversations.log, region, stack.pop_all(), parts.cached)
 
 
 def settle_thread(config: LaneConfig) -> None:

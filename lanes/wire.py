@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from laneproto.v1 import lane_pb2 as pb
 from lanes.counters import Counters
 from lanes.engine import Status
+from lanes.experts.cache import Cached
 from lanes.outbox import End, Token
 from lanes.state.prefixes import News, Place, PrefixLog
 
@@ -85,7 +86,7 @@ def prefix_event(news: News) -> pb.PrefixEvent:
     )
 
 
-def lane_status(status: Status, stamp_ns: int, prefixes: PrefixLog) -> pb.LaneStatus:
+def lane_status(status: Status, stamp_ns: int, prefixes: PrefixLog, cached: Cached) -> pb.LaneStatus:
     """What Watch sends."""
     return pb.LaneStatus(
         state=_STATES[status.state],
@@ -95,6 +96,8 @@ def lane_status(status: Status, stamp_ns: int, prefixes: PrefixLog) -> pb.LaneSt
         stamp_ns=stamp_ns,
         resident_sequences=prefixes.residents,
         prefix_sequence=prefixes.sequence,
+        cached_experts=cached.by_layer,
+        layer_experts=cached.layer_experts,
         step=_step(status),
         step_times=[
             pb.StepTimes(kind=_KINDS[times.kind], count=times.count, p99_ns=times.p99_ns) for times in status.step_times

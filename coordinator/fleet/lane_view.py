@@ -108,6 +108,8 @@ class LaneView:
     counters: lane_pb2.Counters = field(default_factory=lane_pb2.Counters)  # of its process; never changed in place
     steps: tuple[StepTimes, ...] = ()
     resident_sequences: int = 0  # conversations in its own memory
+    cached_experts: tuple[int, ...] = ()  # in its own cache, by layer
+    layer_experts: int = 0  # of each layer
     decode_ns: tuple[tuple[int, int], ...] = ()  # recent mean of its decode windows, by rows
 
 

@@ -300,6 +300,8 @@ class FleetRoster:
             counters=lane.status.counters,
             steps=step_times(lane.status),
             resident_sequences=lane.status.resident_sequences,
+            cached_experts=tuple(lane.status.cached_experts),
+            layer_experts=lane.status.layer_experts,
             decode_ns=tuple((times.rows, times.mean_ns) for times in lane.status.decode_times),
         )
 

@@ -1,6 +1,7 @@
 """The cluster at one moment as JSON: what the page and `expressway top` show. A pure function.
 
-    Moment ──snapshot──▶ {"v", "time_s", "model", "region", "totals", "lanes", "queue", "parked", "errors", "changes"}
+    Moment ──snapshot──▶ {"v", "time_s", "model", "region", "totals", "lanes", "queue", "parked", "conversations",
+                         "errors", "changes"}
 
 Not here: where a Moment comes from (live), how it looks (assets, cli.top). Invariants: plain JSON values only, every
 key always there; bounded in size whatever the requests are; no text of a request. Units stand in the names, shares are
@@ -18,6 +19,7 @@ from coordinator import limits
 from coordinator.fleet.lane_view import LaneView
 from coordinator.page.changes import Change
 from coordinator.page.history import Sample, curve, rate, share
+from coordinator.policy.kept import Kept
 from coordinator.telemetry.cluster_state import State
 from coordinator.telemetry.journal import FirstToken
 from coordinator.telemetry.request_record import RequestRecord
@@ -81,6 +83,7 @@ def snapshot(moment: Moment) -> dict[str, Any]:
         "lanes": lanes,
         "queue": _queue(moment, waiting),
         "parked": _parked(state),
+        "conversations": [_conversation(moment, kept) for kept in state.conversations],
         "errors": {
             "counts": dict(sorted(failed.items())),
             "latest": [
@@ -133,6 +136,9 @@ def _lane(moment: Moment, lane: LaneView, work: Sequence[RequestRecord]) -> dict
             "budget_bytes": totals.get("cache_budget_bytes", 0),
             "admissions": totals.get("cache_admissions", 0),
             "evictions": totals.get("cache_evictions", 0),
+            "layers": [_share(n / lane.layer_experts) for n in lane.cached_experts[: limits.PAGE_LAYERS]]
+            if lane.layer_experts
+            else [],
         },
         "conversations": {
             "resident": lane.resident_sequences,
@@ -177,6 +183,17 @@ def _queue(moment: Moment, waiting: Sequence[RequestRecord]) -> dict[str, Any]:
             for (tenant, session), records in shown
         ],
         "more": sum(len(records) for records in groups.values()) - sum(len(records) for _, records in shown),
+    }
+
+
+def _conversation(moment: Moment, kept: Kept) -> dict[str, Any]:
+    return {
+        "tenant": kept.tenant,
+        "session": _name(kept.session),
+        "asked_s": _ago(moment, kept.asked_s),
+        "prompt_tokens": kept.prompt_tokens,
+        "lane_tokens": dict(sorted(kept.lane_tokens.items())),
+        "parked_tokens": kept.parked_tokens,
     }
 
 

@@ -75,6 +75,16 @@ class PrefixIndex:
         self.remove(lane, [Prefix(*each) for each in self._of_lane.get(lane, ())])
         self._of_lane.pop(lane, None)
 
+    def places(self, chains: Sequence[bytes], at_most: int) -> tuple[dict[str, int], int]:
+        """Tokens of a prompt that each lane has in its own memory, and that are parked; of `at_most` tokens."""
+        lanes: dict[str, int] = {}
+        parked = 0
+        for value in chains:
+            if (known := self._by_chain.get(value)) is not None:
+                lanes.update({lane: min(max(tokens), at_most) for lane, tokens in known.live.items()})
+                parked = min(max(map(max, known.parked.values())), at_most) if known.parked else parked
+        return lanes, parked
+
     def remembered(self, chains: Sequence[bytes], lanes: Collection[str]) -> dict[str, float]:
         """Tokens of a prompt that lanes need not read, of those that remember any; `chains[k]` is the chain after k + 1
         blocks. What is parked counts a little less than what the lane has at hand.

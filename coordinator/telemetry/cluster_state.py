@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from coordinator.fleet.lane_view import LaneView, ModelView
 from coordinator.host.owner_status import OwnerStatus
+from coordinator.policy.kept import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +25,4 @@ class State:
     model: ModelView | None
     owner: OwnerStatus | None  # None: it does not answer
     owner_restarts: int
+    conversations: Sequence[Kept] = ()  # of the sessions that asked last

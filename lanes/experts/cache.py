@@ -11,6 +11,7 @@ them. Its slot is its own from the beginning.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +29,14 @@ class Region(Protocol):
 
     def record_address(self, layer: int, expert: int) -> int:
         """Where the record of an expert lies, for whoever reads the slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """How many experts of each layer are resident, of how many."""
+
+    by_layer: tuple[int, ...] = ()
+    layer_experts: int = 0
 
 
 class ExpertCache:
@@ -90,6 +99,10 @@ class ExpertCache:
         counters.cache_admissions += plan.admit.shape[0]
         counters.cache_evictions += plan.evict.shape[0]
         counters.cache_used_bytes += (plan.admit.shape[0] - plan.evict.shape[0]) * self.record_bytes
+
+    def by_layer(self) -> Cached:
+        """What people look at; from any thread, so it may be of a table that is being changed."""
+        return Cached(tuple(self.resident.sum(axis=1).tolist()), self.resident.shape[1])
 
     def slots(self) -> npt.NDArray[np.int64]:
         """The slot of every key, -1 where it has none."""

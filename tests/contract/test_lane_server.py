@@ -20,6 +20,7 @@ from lanes import limits
 from lanes.counters import Counters
 from lanes.engine import Engine
 from lanes.errors import StartError
+from lanes.experts.cache import Cached
 from lanes.server import LaneServer, prepare_socket
 from lanes.state.prefixes import Place, PrefixLog
 from lanes.wire import Identity
@@ -41,7 +42,7 @@ class Rig:
         identity = Identity(
             "lane-0", b"i" * 16, os.getpid(), "cpu", "fake", "fake_arch", b"f" * 32, VOCAB, CONTEXT, (2, 7), "f32", 4096
         )  # fmt: skip
-        self.server = LaneServer(self.engine, identity, self.prefixes)
+        self.server = LaneServer(self.engine, identity, self.prefixes, lambda: Cached((3, 0), 4))
         self.engine.start()
         await self.server.start(self.path)
         self.channel = grpc.aio.insecure_channel(f"unix:{self.path}")
@@ -152,6 +153,7 @@ async def test_prefixes_are_a_snapshot_and_then_changes(rig):
     call.cancel()
     watched = await rig.stub.Watch(pb.WatchRequest()).read()
     assert (watched.prefix_sequence, watched.resident_sequences) == (2, 0)
+    assert (list(watched.cached_experts), watched.layer_experts) == ([3, 0], 4)
 
 
 async def test_long_answers_arrive_whole_in_bounded_chunks(rig):

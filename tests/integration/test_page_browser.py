@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from coordinator.auth import Auth
-from coordinator.fleet.lane_view import StepTimes
+from coordinator.fleet.lane_view import PrefixNews, StepTimes
+from coordinator.policy.affinity import Seat
+from coordinator.policy.prefixes import Prefix
+from coordinator.tenants import ANYONE
+from laneproto.chain import chain
 from laneproto.v1 import lane_pb2
 from shared_experts.descriptor_server import DescriptorServer
 from shared_experts.handoff import RegionStatus
@@ -60,15 +64,31 @@ async def counting(seen: Watched) -> None:
         for number, lane in enumerate(seen.cluster.lanes):
             lane.counters.MergeFrom(made_up(number, lane.counters.generated_tokens, lane.counters.prompt_tokens))
         seen.cluster.roster.hear(
-            steps=(StepTimes("decode", 1, 0.041), StepTimes("prefill", 1, 0.6)), resident_sequences=3
+            steps=(StepTimes("decode", 1, 0.041), StepTimes("prefill", 1, 0.6)),
+            resident_sequences=3,
+            cached_experts=tuple(60 + 9 * (layer * 29 % 48) for layer in range(49)),
+            layer_experts=512,
         )
         await asyncio.sleep(0.2)
+
+
+def prompt_of(tokens: int) -> list[int]:
+    """Of the agent that wants so many tokens."""
+    return [tokens % 256] * 3 + [5, 6, 7] * 400
+
+
+def kept(seen: Watched, lane: str, prompt: list[int]) -> None:
+    """The lane has the whole prompt in its memory, and most of it is parked."""
+    chains = chain(prompt, ANYONE.salt)
+    prefixes = [Prefix(chains[-1], len(prompt)), Prefix(chains[-3], 64 * (len(chains) - 2), parked=True)]
+    fake = next(each for each in seen.cluster.lanes if each.name == lane)
+    seen.cluster.roster.tell(PrefixNews(Seat(lane, fake.incarnation), prefixes, [], anew=False))
 
 
 async def agent(seen: Watched, name: str, tokens: int) -> None:
     """One that asks again and again."""
     while True:
-        body = {"prompt": [5, 6, 7] * 400, "max_tokens": tokens, "temperature": 0}
+        body = {"prompt": prompt_of(tokens), "max_tokens": tokens, "temperature": 0}
         await seen.cluster.post(COMPLETIONS, body, {"x-session-id": name})
 
 
@@ -119,6 +139,10 @@ async def test_it_renders_lives_and_shows_a_death_and_a_return(tmp_path: Path) -
         assert await tab.ask("[...document.querySelectorAll('.who')].map((each) => each.textContent).sort()") == [
             "agent-docs", "agent-tests",
         ]  # fmt: skip
+        for name, tokens in (("lane-0", 900), ("lane-1", 700)):
+            kept(seen, name, prompt_of(tokens))
+        await tab.until("document.getElementById('talk-rows').textContent.includes('lane-0 100 % · parked 85 %')")
+        assert await tab.ask("document.querySelectorAll('#lane-lane-0 .map rect').length") == 49
         before = await tab.ask("document.querySelector('.does').textContent")
         await tab.until(f"document.querySelector('.does').textContent !== {before!r}")  # without a reload
         if SHOTS:

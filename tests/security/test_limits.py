@@ -322,6 +322,8 @@ ELSEWHERE = {
     "coordinator.PAGE_CHANGES": "unit/test_page_history.py::test_the_newest_changes_are_kept",
     "coordinator.PAGE_QUEUE_ROWS":
         "unit/test_page_snapshot.py::test_rows_of_the_queue_are_bounded_and_the_rest_is_counted",
+    "coordinator.PAGE_CONVERSATIONS": "unit/test_kept.py::test_as_many_as_the_limit",
+    "coordinator.PAGE_LAYERS": "unit/test_page_snapshot.py::test_cells_of_a_cache_map_are_bounded",
     "coordinator.PAGE_NAME_CHARS": "unit/test_page_snapshot.py::test_long_names_are_cut",
     "coordinator.TRACE_STAMPS": "unit/test_trace.py::test_stamps_at_the_limit_and_one_past_it",
     "coordinator.TRACE_WAITING": "unit/test_trace.py::test_a_disk_that_does_not_keep_up_loses_lines_and_nothing_else",

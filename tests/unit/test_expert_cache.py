@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lanes.counters import Counters
 from lanes.experts import reference
 from lanes.experts.adaptive import adaptive
-from lanes.experts.cache import ExpertCache
+from lanes.experts.cache import Cached, ExpertCache
 from lanes.experts.native import ExpertKernel
 from lanes.experts.policy import Plan, State, Touched
 from lanes.experts.store import ExpertStore
@@ -49,6 +49,7 @@ class Rig:
         taken = slots[slots >= 0]
         assert len(set(taken.tolist())) == len(taken)
         assert np.array_equal(slots >= 0, self.cache.resident)
+        assert self.cache.by_layer() == Cached(tuple((slots >= 0).sum(1).tolist()), EXPERTS)
         assert self.counters.cache_used_bytes == len(taken) * size <= self.counters.cache_budget_bytes
         assert self.counters.cache_admissions - self.counters.cache_evictions == len(taken)
         for layer in range(LAYERS):

@@ -12,6 +12,7 @@ from coordinator.fleet.lane_view import LaneView, StepTimes
 from coordinator.page.changes import Change
 from coordinator.page.history import Sample
 from coordinator.page.snapshot import ANSWERED, Moment, snapshot
+from coordinator.policy.kept import Kept
 from coordinator.telemetry.cluster_state import State
 from coordinator.telemetry.journal import FirstToken
 from coordinator.telemetry.lane_totals import FIELDS
@@ -56,9 +57,12 @@ def test_nothing_known_has_every_key_all_the_same():
     assert nothing["queue"] == {"waiting": 0, "limit": 256, "groups": [], "more": 0}
 
 
+KEPT = Kept("ann", "agent", 970.0, 200, {"lane-1": 200, "lane-0": 128}, 192)
+
+
 def full():
     lanes = (
-        lane(steps=(StepTimes("decode", 5, 0.02),), resident_sequences=3),
+        lane(steps=(StepTimes("decode", 5, 0.02),), resident_sequences=3, cached_experts=(0, 4, 6), layer_experts=8),
         lane("lane-1", "dead", restarts=2),
     )
     seen = [
@@ -73,7 +77,7 @@ def full():
     orphan = record(2, begun_s=991.0, tokens=5, lanes=[("lane-1", 0)])
     failed = record(4, ended_s=995.0, outcome="lane_lost", lanes=[("lane-1", 0)], tokens=8)
     return moment(
-        state=state(*lanes, queued=2, running={"lane-0": 1, "lane-1": 0}, owner_restarts=1),
+        state=state(*lanes, queued=2, running={"lane-0": 1, "lane-1": 0}, owner_restarts=1, conversations=(KEPT,)),
         samples=seen, living=(running, orphan, record(3, 996.0)), failures=(failed,),
         first_tokens=(FirstToken(990.0, "lane-0", 4.0), FirstToken(100.0, "lane-0", 50.0)),
         changes=(Change(994.0, "lane-1", "ready", "dead"),), since_s={"lane-1": 6.0},
@@ -99,6 +103,11 @@ def test_what_it_says_is_the_moment():
     assert first["bytes_per_s"] == {"cache": 1000, "region": 100, "disk": 10}
     assert first["steps"] == {"decode": {"count": 5, "p99_s": 0.02}}
     assert first["conversations"]["resident"] == 3
+    assert (first["cache"]["layers"], second["cache"]["layers"]) == ([0, 0.5, 0.75], [])
+    assert now["conversations"] == [
+        {"tenant": "ann", "session": "agent", "asked_s": 30.0, "prompt_tokens": 200,
+         "lane_tokens": {"lane-0": 128, "lane-1": 200}, "parked_tokens": 192}
+    ]  # fmt: skip
     assert first["work"] == [
         {"id": "r1", "tenant": "anyone", "session": "agent", "phase": "writing", "prompt_tokens": 10, "tokens": 25,
          "max_tokens": 100, "age_s": 10.0, "lanes_lost": 0}
@@ -155,6 +164,12 @@ def test_long_names_are_cut(more):
     assert name.endswith("…") == bool(more)
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_cells_of_a_cache_map_are_bounded(more):
+    wide = lane(cached_experts=(1,) * (limits.PAGE_LAYERS + more), layer_experts=4)
+    assert snapshot(moment(state=state(wide)))["lanes"][0]["cache"]["layers"] == [0.25] * limits.PAGE_LAYERS
+
+
 def test_a_clock_that_is_behind_harms_nothing():
     now = snapshot(replace(full(), now_s=10.0))
     assert now["lanes"][0]["work"][0]["age_s"] == 0
@@ -168,7 +183,7 @@ def test_the_guide_names_every_key():
         for key, each in value.items():
             yield key
             for inner in each if isinstance(each, list) else [each]:
-                if isinstance(inner, dict) and key not in ("counts", "steps"):
+                if isinstance(inner, dict) and key not in ("counts", "steps", "lane_tokens"):
                     yield from keys(inner)
 
     assert set(keys(snapshot(full()))) - told == set()

@@ -114,8 +114,30 @@ function showBars(node, lane) {
     const most = rates.cache + rates.region + rates.disk;
     rows.push(bar("Read", `${perSecond(rates.cache)} cache · ${perSecond(rates.region)} region · ${perSecond(rates.disk)} disk`, rates.cache / most, rates.region / most, rates.disk / most));
   }
+  if (cache.layers.length) rows.push(cacheMap(cache.layers));
   node.hidden = !rows.length;
   node.replaceChildren(...rows);
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+function cacheMap(layers) { // a cell a layer: the fuller, the more of its experts are in the lane's own cache
+  const told = `${percent(Math.min(...layers))} to ${percent(Math.max(...layers))} of a layer's experts`;
+  const row = el("div", "", el("div", "line", el("span", "", "Cache map"), el("span", "", told)));
+  const map = document.createElementNS(SVG, "svg");
+  map.setAttribute("class", "map");
+  map.setAttribute("viewBox", `0 0 ${layers.length} 1`);
+  map.setAttribute("preserveAspectRatio", "none");
+  map.setAttribute("role", "img");
+  map.setAttribute("aria-label", `Cache map: ${told}`);
+  layers.forEach((share, layer) => {
+    const cell = document.createElementNS(SVG, "rect"), title = document.createElementNS(SVG, "title");
+    for (const [name, value] of [["x", layer + 0.05], ["width", 0.9], ["height", 1], ["fill-opacity", 0.08 + 0.92 * share]]) cell.setAttribute(name, value);
+    title.textContent = `layer ${layer}: ${percent(share)}`;
+    cell.append(title);
+    map.append(cell);
+  });
+  row.append(map);
+  return row;
 }
 
 /* --- the rest --- */
@@ -154,6 +176,16 @@ function showKept(kept) {
     fact("tokens not read again", count(kept.reused_tokens)));
 }
 
+function showTalks(talks) {
+  $("talks").hidden = !talks.length;
+  $("talk-rows").replaceChildren(...talks.map((talk) => {
+    const places = Object.entries(talk.lane_tokens).map(([lane, tokens]) => `${lane} ${percent(tokens / talk.prompt_tokens)}`);
+    if (talk.parked_tokens) places.push(`parked ${percent(talk.parked_tokens / talk.prompt_tokens)}`);
+    return el("tr", "", el("td", "", who(talk)), el("td", "", places.join(" · ") || "nothing"),
+      el("td", "n", count(talk.prompt_tokens)), el("td", "n", `${ago(talk.asked_s)} ago`));
+  }));
+}
+
 function showErrors(errors, failed) {
   say($("errors-note"), failed ? `${count(failed)} since the start` : "");
   $("errors-none").hidden = failed > 0;
@@ -179,6 +211,7 @@ function show(now) {
   $("no-lanes").hidden = now.lanes.length > 0;
   showQueue(now.queue);
   showKept(now.parked);
+  showTalks(now.conversations);
   showErrors(now.errors, now.totals.failed);
   showChanges(now.changes);
 }

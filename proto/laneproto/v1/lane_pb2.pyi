@@ -102,7 +102,7 @@ class ModelInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., context_tokens: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., expert_format: _Optional[str] = ..., region_bytes: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., visitor_tokens: _Optional[int] = ...) -> None: ...
 
 class LaneStatus(_message.Message):
-    __slots__ = ("state", "counters", "active_request_id", "stamp_ns", "step", "step_times", "decode_times", "resident_sequences", "prefix_sequence", "request_ids")
+    __slots__ = ("state", "counters", "active_request_id", "stamp_ns", "step", "step_times", "decode_times", "resident_sequences", "prefix_sequence", "request_ids", "cached_experts", "layer_experts")
     STATE_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,8 @@ class LaneStatus(_message.Message):
     RESIDENT_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     state: LaneState
     counters: Counters
     active_request_id: str
@@ -123,7 +125,9 @@ class LaneStatus(_message.Message):
     resident_sequences: int
     prefix_sequence: int
     request_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, state: _Optional[_Union[LaneState, str]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., active_request_id: _Optional[str] = ..., stamp_ns: _Optional[int] = ..., step: _Optional[_Union[RunningStep, _Mapping]] = ..., step_times: _Optional[_Iterable[_Union[StepTimes, _Mapping]]] = ..., decode_times: _Optional[_Iterable[_Union[DecodeTimes, _Mapping]]] = ..., resident_sequences: _Optional[int] = ..., prefix_sequence: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    cached_experts: _containers.RepeatedScalarFieldContainer[int]
+    layer_experts: int
+    def __init__(self, state: _Optional[_Union[LaneState, str]] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., active_request_id: _Optional[str] = ..., stamp_ns: _Optional[int] = ..., step: _Optional[_Union[RunningStep, _Mapping]] = ..., step_times: _Optional[_Iterable[_Union[StepTimes, _Mapping]]] = ..., decode_times: _Optional[_Iterable[_Union[DecodeTimes, _Mapping]]] = ..., resident_sequences: _Optional[int] = ..., prefix_sequence: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ..., cached_experts: _Optional[_Iterable[int]] = ..., layer_experts: _Optional[int] = ...) -> None: ...
 
 class RunningStep(_message.Message):
     __slots__ = ("kind", "started_ns", "progress_ns", "p99_ns")
