@@ -35,6 +35,11 @@ LANES = 2
 RULES = Rules(warm_up_s=0.5, min_window_s=10.0)
 TALK_S = 14.0
 TURN_TOKENS = 192
+SMALL = ("--workload", "question", "--window", "10", "--warm-up", "1", "--nonce", "demo")
+REPORTS = {
+    "demo_closed": ("--concurrency", "1,2,4", "--seconds", "15"),  # solo, one a lane, more than lanes
+    "demo_interference": ("--scenario", "interference", "--concurrency", "2", "--rounds", "6"),
+}
 HINTS = """
 Stays up until Ctrl-C. In another terminal:
 
@@ -136,6 +141,19 @@ def report(answers: Sequence[Answer], total: Aggregate, memory: RegionMemory) ->
     }
 
 
+def measure(cluster: Cluster, folder: Path, console: Console) -> None:
+    """The reports of this cluster, small enough for CI: agents one by one up to twice the lanes, and a victim's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, words in REPORTS.items():
+        argv = [sys.executable, "-m", "bench", "run", "--url", f"http://{cluster.http}/v1", *SMALL, *words]
+        done = subprocess.run(
+            [*argv, "--out", str(folder / f"{name}.json")], stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT
+        )
+        if done.returncode:
+            raise ClusterFailed(f"bench run ended with code {done.returncode}")
+        console.print(done.stdout, markup=False)
+
+
 def wait_for_signal() -> None:
     """Returns at the first SIGINT or SIGTERM."""
     waiting = {signal.SIGINT, signal.SIGTERM}
@@ -146,8 +164,10 @@ def wait_for_signal() -> None:
 @click.command()
 @click.option("--once", is_flag=True, help="Stop everything after the answers instead of staying up.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON line on stdout; the rest goes to stderr.")
+@click.option("--report", "report_dir", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Then measure this cluster as `expressway bench run` does, reports go there.")  # fmt: skip
 @click.option("--launcher", type=click.Choice(["local", "ray"]), default="local", show_default=True)
-def main(once: bool, as_json: bool, launcher: str) -> None:
+def main(once: bool, as_json: bool, report_dir: Path | None, launcher: str) -> None:
     """Serves two CPU lanes and lets two agents talk at the same time."""
     console = Console(stderr=as_json, highlight=False)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -163,6 +183,8 @@ def main(once: bool, as_json: bool, launcher: str) -> None:
             lanes = [cluster.pids[f"lane-{k}"] for k in range(LANES)]
             memory = region_memory(cluster.pids["owner"], lanes)
             summary(console, answers, total, memory)
+            if report_dir is not None:
+                measure(cluster, report_dir, console)
             if as_json:
                 print(json.dumps(report(answers, total, memory)), flush=True)
             if not once:

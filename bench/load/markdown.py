@@ -36,6 +36,8 @@ def report(result: Mapping[str, Any]) -> str:
     if efficiency := result.get("scaling_efficiency"):
         shown = ", ".join(f"{name} {share:.0%}" for name, share in efficiency.items())
         lines += ["", f"Scaling, against the solo rate times the lanes that answered: {shown}."]
+    for name, lanes in result.get("idle_lanes", {}).items():
+        lines.append(f"- {name}: {', '.join(lanes)} idle")
     if beside := result.get("interference"):
         lines += [
             "",

@@ -44,7 +44,7 @@ async def run(work: drive.Work, asked: Asked, say: Callable[[str], None]) -> dic
                 say(f"{agents} agents for {asked.seconds:g} s")
                 cold = replace(work, nonce=f"{work.nonce}.{agents}")  # nothing of the run before helps this one
                 runs[f"{agents} agents"] = await _timed(asked, drive.closed_loop(cold, agents, asked.seconds))
-            return {"runs": runs, **_scaling(asked.concurrency, runs)}
+            return {"runs": runs, "idle_lanes": idle_lanes(runs), **_scaling(asked.concurrency, runs)}
         case "open":
             say(f"{asked.rate_per_s:g} conversations a second for {asked.seconds:g} s")
             return {"runs": {"open": await _timed(asked, drive.open_loop(work, asked.rate_per_s, asked.seconds))}}
@@ -77,6 +77,13 @@ async def _timed(asked: Asked, replies: Awaitable[Sequence[Reply]]) -> dict[str,
 
 def _part(asked: Asked, replies: Sequence[Reply], seconds: float) -> dict[str, Any]:
     return {"figures": figures(replies, asked.rules, asked.goals, seconds), "rows": rows(replies)}
+
+
+def idle_lanes(runs: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """Lanes that answered in some run of this report and wrote nothing in this one."""
+    wrote = {name: set((run["figures"]["aggregate"] or {"lanes": {}})["lanes"]) for name, run in runs.items()}
+    every = set().union(*wrote.values())
+    return {name: sorted(every - lanes) for name, lanes in wrote.items() if every - lanes}
 
 
 def _scaling(concurrency: Sequence[int], runs: dict[str, dict[str, Any]]) -> dict[str, Any]:

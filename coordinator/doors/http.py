@@ -136,7 +136,7 @@ class _Door:
 
     async def openapi(self, request: web.Request) -> web.Response:
         """What this door takes."""
-        return json_response(_document())
+        return json_response(document())
 
     async def models(self, request: web.Request) -> web.Response:
         """The one model."""
@@ -186,7 +186,8 @@ class _Door:
 
 
 @functools.cache
-def _document() -> dict[str, Any]:
+def document() -> dict[str, Any]:
+    """The door as OpenAPI."""
     return describe(ROUTES, importlib.metadata.version("expressway"))
 
 

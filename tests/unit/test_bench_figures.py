@@ -14,6 +14,7 @@ from bench.load.compare import SAME, Unlike, compare, ratio_of
 from bench.load.door import Reply
 from bench.load.drive import arrivals_s
 from bench.load.figures import Goals, figures, good, percentile, rows, slices
+from bench.load.runs import idle_lanes
 from bench.load.workloads import WORKLOADS, digest, script
 
 # Frozen: another digest is other work, and earlier reports are not comparable with later ones any more.
@@ -148,6 +149,17 @@ def test_the_markdown_shows_every_reason_of_a_window_that_does_not_count():
     text = markdown.report(found)
     assert "(does not count)" in text
     assert "too short" in text
+
+
+def test_lanes_that_wrote_nothing_are_named():
+    def part(*lanes):
+        return {"figures": {"aggregate": {"lanes": dict.fromkeys(lanes, 1.0)} if lanes else None}}
+
+    runs = {"1 agents": part("lane-1"), "2 agents": part("lane-0", "lane-1"), "3 agents": part()}
+    idle = idle_lanes(runs)
+    assert idle == {"1 agents": ["lane-0"], "3 agents": ["lane-0", "lane-1"]}
+    assert "- 1 agents: lane-0 idle\n" in markdown.report(report() | {"idle_lanes": idle})
+    assert idle_lanes({"1 agents": part("lane-0")}) == {}
 
 
 def test_plots_are_written(tmp_path):
