@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 
-from bench.synthetic.pack import Synthetic
 from lanes import limits
 from lanes.config import parse
+from lanes.counters import Counters
+from lanes.engine import Engine
 from lanes.experts.adaptive import adaptive
 from lanes.experts.policy import Policy
-from lanes.outbox import End, Outbox
+from lanes.outbox import Outbox, Token
 from lanes.request import Request
 from lanes.startup import Lane, assemble
 
@@ -30,11 +31,35 @@ class AskFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Tokens and when each was drawn (CLOCK_MONOTONIC)."""
+    """The tokens, when each was drawn (CLOCK_MONOTONIC), and what was counted once the first one was drawn."""
 
     ids: list[int]
     stamps_ns: list[int]
-    end: End
+    decode: Counters
+
+    @property
+    def steps_ns(self) -> list[int]:
+        """From each token to the next."""
+        return [b - a for a, b in pairwise(self.stamps_ns)]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """After the first token, which the prompt's last window gives."""
+        return len(self.steps_ns) / max(1e-9, sum(self.steps_ns) / 1e9)
+
+
+class _Outbox(Outbox):
+    """Remembers what was counted before the first token; `put` is the engine's own thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
+        super().__init__(loop, limits.OUTBOX_TOKENS)
+        self._engine, self.before = engine, Counters()
+        self._any = False
+
+    def put(self, token: Token, stopped: Callable[[], bool], patience_s: float) -> bool:
+        if not self._any:
+            self._any, self.before = True, self._engine.status().counters
+        return super().put(token, stopped, patience_s)
 
 
 class OwnLane:
@@ -50,29 +75,26 @@ class OwnLane:
         return asyncio.run(self._ask(Request(f"ask-{self._asked}", tuple(prompt_ids), tokens)))
 
     async def _ask(self, request: Request) -> Answered:
-        outbox = Outbox(asyncio.get_running_loop(), limits.OUTBOX_TOKENS)
-        self.lane.engine.submit(request, outbox)
-        answered = Answered([], [], End("", 0, 0, self.lane.engine.status().counters))
-        while not answered.end.reason:
+        engine = self.lane.engine
+        outbox = _Outbox(asyncio.get_running_loop(), engine)
+        engine.submit(request, outbox)
+        ids: list[int] = []
+        stamps_ns: list[int] = []
+        while True:
             for event in await outbox.take():
-                if isinstance(event, End):
-                    answered = Answered(answered.ids, answered.stamps_ns, event)
+                if isinstance(event, Token):
+                    ids.append(event.id)
+                    stamps_ns.append(event.stamp_ns)
+                elif event.reason != "length":
+                    raise AskFailed(f"the answer ended by {event.reason}: {event.error_code} {event.error_message}")
                 else:
-                    answered.ids.append(event.id)
-                    answered.stamps_ns.append(event.stamp_ns)
-        if answered.end.reason != "length":
-            raise AskFailed(f"the answer ended by {answered.end.reason}: {answered.end.error_message}")
-        return answered
+                    return Answered(ids, stamps_ns, engine.status().counters.since(outbox.before))
 
 
 @contextlib.contextmanager
-def started(synthetic: Synthetic, folder: Path, options: Sequence[str], policy: Policy = adaptive) -> Iterator[OwnLane]:
-    """A lane with these options of `python -m lanes` until the block ends; its sockets lie in `folder`."""
-    owner = folder / "region.sock"
-    argv = ["--owner", str(owner), "--pack", str(synthetic.folder), "--listen", f"unix:{folder}/lane.sock", *options]
-    config = parse(argv, os.environ, frozenset(os.sched_getaffinity(0)))
-    with synthetic.lend(owner):
-        lane = assemble(config, policy)
+def started(options: Sequence[str], policy: Policy = adaptive) -> Iterator[OwnLane]:
+    """A lane with these options of `python -m lanes` until the block ends."""
+    lane = assemble(parse(options, os.environ, frozenset(os.sched_getaffinity(0))), policy)
     with lane.resources:
         lane.engine.start()
         try:

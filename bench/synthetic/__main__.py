@@ -53,10 +53,12 @@ def measured(synthetic: Synthetic, folder: Path, tokens: int) -> dict[str, objec
     from bench.synthetic import measure
 
     run, trace = run_directory(folder / "run"), folder / "routing.trace"
-    context = str(PROMPT_TOKENS + tokens)
-    options = ("--vram-budget", "0", "--drafts", "0", "--context", context, "--trace-routing", str(trace))
+    options = (
+        "--owner", f"{run}/owner.sock", "--pack", str(synthetic.folder), "--listen", f"unix:{run}/lane.sock",
+        "--vram-budget", "0", "--drafts", "0", "--context", str(PROMPT_TOKENS + tokens), "--trace-routing", str(trace),
+    )  # fmt: skip
     began_s = time.perf_counter()
-    with started(synthetic, run, options) as lane:
+    with synthetic.lend(run / "owner.sock"), started(options) as lane:
         loaded_s = time.perf_counter() - began_s
         answer = lane.ask(synthetic.walk.stretch(0, PROMPT_TOKENS), tokens)
     layers, experts, keys = measure.decode_keys(trace)

@@ -10,16 +10,22 @@ from bench.synthetic.shape import SHAPES
 PROMPT = 40
 
 
+def where(run, pack):
+    """The options that say where things lie."""
+    return ["--owner", f"{run}/owner.sock", "--pack", str(pack), "--listen", f"unix:{run}/lane.sock"]
+
+
 def ask(tmp_path, shape, tokens, *options):
     """The answer, and what it should be."""
     run = tmp_path / "run"
     run.mkdir(mode=0o700)
     with (
         made(tmp_path / "pack", shape) as synthetic,
-        started(synthetic, run, ["--context", "512", "--drafts", "0", *options]) as lane,
+        synthetic.lend(run / "owner.sock"),
+        started([*where(run, synthetic.folder), "--context", "512", "--drafts", "0", *options]) as lane,
     ):
         answered = lane.ask(synthetic.walk.stretch(7, PROMPT), tokens)
-        assert answered.end.counters.generated_tokens == tokens == len(answered.stamps_ns)
+        assert len(answered.steps_ns) == tokens - 1 == answered.decode.generated_tokens - 1
         return answered.ids, synthetic.walk.stretch(7 + PROMPT, tokens)
 
 

@@ -1,0 +1,147 @@
+"""One conversation on one lane, no drafts: tokens a second, where a step's time goes, how far that is from the bound.
+
+A synthetic model (bench.synthetic) answers along its frozen walk. Measured in one run: the ceilings of this host's
+memories; the lane under its own cache policy at each budget; the same stretch at forced hit rates, labelled so.
+
+    python -m bench.decode --scale gigabyte --vram-budget 120MiB                                a CPU lane
+    python -m bench.decode --device cuda --vram-budget 16GiB --vram-budget 24GiB --cores 0-15 \\
+        --out bench/results/decode-h200.json
+
+Not here: the measuring (decode_lane, a process for each job), definitions of ceilings and bound. Invariant: a figure at
+a forced rate stands under "forced"; what was not measured is null.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.bound import Ceilings, StepBytes, step_s
+from bench.result import frame, write
+from bench.synthetic.__main__ import described
+from bench.synthetic.pack import SEED, Synthetic, made
+from bench.synthetic.shape import SHAPES
+from shared_experts.owner import run_directory
+
+FORCED = "55,65,75,85,95,100"
+JOB_LIMIT_S = 3600.0
+GIB = 1 << 30
+
+Figures = dict[str, Any]
+
+
+def job(kind: str, options: Sequence[str], **rest: object) -> Figures:
+    """Runs one measuring process; raises CalledProcessError, its words are on standard error."""
+    threads = {"OMP_WAIT_POLICY": "PASSIVE"}  # before torch is loaded there, as a lane does
+    command = [sys.executable, "-m", "bench.decode_lane"]
+    done = subprocess.run(
+        command, input=json.dumps({"kind": kind, "options": list(options), **rest}), stdout=subprocess.PIPE, text=True,
+        check=True, timeout=JOB_LIMIT_S, env={**os.environ, **threads},
+    )  # fmt: skip
+    found: Figures = json.loads(done.stdout)
+    return found
+
+
+def bounded(found: Mapping[str, Any], rates: Ceilings, dense_bytes: int) -> Figures:
+    """The figures of a stretch with their bound."""
+    moved = StepBytes(dense_bytes, found["resident_bytes"], found["missed_bytes"])
+    bound = 1 / step_s(moved, rates)
+    return {
+        **found, "bound_tokens_per_s": round(bound, 2), "of_bound": round(found["tokens_per_s"] / bound, 3),
+        "bound_counts": "no handshake",
+    }  # fmt: skip
+
+
+def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace) -> Figures:
+    """Every figure of the result."""
+    run, config, info = run_directory(folder / "run"), synthetic.shape.config, synthetic.manifest.experts
+    tokens, warm, prompt = chosen.tokens, chosen.warm, chosen.prompt
+    context = prompt + warm + 2 * tokens + 8
+    options = [
+        "--owner", str(run / "owner.sock"), "--pack", str(synthetic.folder), "--listen", f"unix:{run}/lane.sock",
+        "--device", chosen.device, "--drafts", "0", "--context", str(context),
+        *(("--cores", chosen.cores) if chosen.cores else ()),
+    ]  # fmt: skip
+    common: dict[str, object] = {
+        "vocabulary": config.vocab_size, "topics": synthetic.shape.topics, "start": chosen.start, "prompt": prompt,
+        "warm": warm, "tokens": tokens, "record_bytes": info.record_bytes, "pairs": synthetic.shape.pairs,
+    }  # fmt: skip
+    with synthetic.lend(run / "owner.sock"):
+        ceilings = job("ceilings", [*options, "--vram-budget", "0"])
+        rates, dense_bytes = Ceilings(**ceilings["bytes_per_s"]), ceilings["dense_bytes"]
+        budgets = []
+        for number, budget in enumerate(chosen.vram_budget):
+            found = job(
+                "adaptive", [*options, "--vram-budget", budget], **common, trace=str(folder / f"{number}.trace")
+            )  # fmt: skip
+            budgets.append({"vram_budget": budget, **bounded(found, rates, dense_bytes)})
+        points: list[Figures] = []
+        if chosen.forced:
+            everything = synthetic.region.header.total_bytes + 16 * GIB * (chosen.device == "cuda")
+            found = job(
+                "forced", [*options, "--vram-budget", chosen.forced_budget or str(everything)], **common,
+                trace=str(folder / "forced.trace"), rates=[int(rate) / 100 for rate in chosen.forced.split(",")],
+            )  # fmt: skip
+            points = [{"forced": True, **bounded(point, rates, dense_bytes)} for point in found["points"]]
+    first, *others = budgets
+    return {
+        **{name: first[name] for name in ("tokens_per_s", "hit_rate", "bound_tokens_per_s", "of_bound")},
+        "vram_budget_bytes": parse_bytes(chosen.vram_budget[0]), "milliseconds": first["milliseconds"],
+        "adaptive": first, "other_budgets": others, "forced": points,
+        "ceilings_gb_per_s": {name: round(rate / 1e9, 2) for name, rate in ceilings["bytes_per_s"].items()},
+        "dense_bytes_per_step": dense_bytes, "cores": ceilings["cores"],
+    }  # fmt: skip
+
+
+def parse_bytes(text: str) -> int:
+    """A size as lanes read it."""
+    from lanes.config import parse_bytes as parsed
+
+    return parsed(text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and prints one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m bench.decode", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--scale", choices=tuple(SHAPES), default="true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--vram-budget", action="append", metavar="BYTES", help="repeatable (default: 16GiB)")
+    parser.add_argument("--cores", metavar="LIST", help="of the lane, for example 0-15 (default: all)")
+    parser.add_argument("--tokens", type=int, default=512, help="measured (default: %(default)s)")
+    parser.add_argument("--warm", type=int, default=1024, help="answered before (default: %(default)s)")
+    parser.add_argument("--prompt", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--start", type=int, default=0, help="place in the walk (default: 0)")
+    parser.add_argument("--forced", default=FORCED, help=f"hit rates in percent; empty: none (default: {FORCED})")
+    parser.add_argument("--forced-budget", metavar="BYTES", help="of the lane at forced rates (default: all experts)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="that make the model")
+    parser.add_argument("--out", type=Path, help="also write the object to this file")
+    chosen = parser.parse_args(argv)
+    chosen.vram_budget = chosen.vram_budget or ["16GiB"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with made(folder / "pack", SHAPES[chosen.scale], seed=SEED, threads=chosen.threads) as synthetic:
+            found = measured(synthetic, folder, chosen)
+            result = frame(
+                "bench.decode",
+                [Path(a).name if a.startswith("/") else a for a in (sys.argv[1:] if argv is None else argv)],
+                pack=described(synthetic),
+                conditions={
+                    "device": chosen.device, "conversations": 1, "drafts": 0, "prompt_tokens": chosen.prompt,
+                    "warm_tokens": chosen.warm, "measured_tokens": chosen.tokens,
+                    "region_page_bytes": synthetic.region.page_bytes, "made_s": synthetic.seconds,
+                },
+                packages=("numpy", "torch"),
+            )  # fmt: skip
+    write({**result, **found}, chosen.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""One measuring process of `bench.decode`: a job comes as JSON on standard input, its figures leave on standard output.
+
+    ceilings   what the memories deliver, and how many dense bytes a step reads
+    adaptive   one conversation along the walk: the lane as it is, under its cache policy
+    forced     the same stretch at hit rates that are forced (`forced`)
+
+A process each, so that a lane's memory, device and threads are its own. Not here: the region (bench.decode holds it).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from bench import ceilings
+from bench.cache_policy import SWAPS, profile, recorded, run
+from bench.forced import Held, hottest
+from bench.own_lane import Answered, OwnLane, started
+from bench.step_parts import timed
+from bench.synthetic import measure
+from bench.synthetic.walk import Walk, walk
+from lanes.config import LaneConfig, parse
+from lanes.counters import Counters
+from lanes.experts.adaptive import adaptive
+from lanes.experts.native import ExpertKernel
+from lanes.logs import configure_logging
+from lanes.models.qwen4_exp.spec import Spec
+from shared_experts.attach import attach
+from shared_experts.pack import Pack
+
+MOST_PASSES = 40  # until a forced set is in the cache
+ATTACH_S = 60.0
+
+Job = dict[str, object]
+Figures = dict[str, object]
+
+
+def options_of(job: Job) -> list[str]:
+    """The lane's options."""
+    given = job["options"]
+    assert isinstance(given, list)
+    return [str(option) for option in given]
+
+
+def config_of(job: Job) -> LaneConfig:
+    """The same, parsed."""
+    return parse(options_of(job), os.environ, frozenset(os.sched_getaffinity(0)))
+
+
+def number(job: Job, name: str) -> int:
+    """A whole number of the job."""
+    value = job[name]
+    assert isinstance(value, int)
+    return value
+
+
+def walk_of(job: Job) -> Walk:
+    """The pack's walk."""
+    return walk(number(job, "vocabulary"), number(job, "topics"))
+
+
+def rates(job: Job) -> Figures:
+    """Ceilings, and the dense bytes of a step: what one token multiplies with, as the lane holds it."""
+    config = config_of(job)
+    with Pack.open(config.pack) as pack, attach(config.owner, pack.manifest, ATTACH_S) as region:
+        layout = pack.manifest.experts.layout
+        kernel = ExpertKernel(layout, cores=config.cores if config.pinned else None, threads=len(config.cores))
+        try:
+            found = ceilings.measure(region, kernel, config.device)
+        finally:
+            kernel.close()
+        parameters = Spec.from_config(pack.manifest.config).dense_parameters_per_token()
+    return {
+        "bytes_per_s": {name: round(rate) for name, rate in asdict(found).items() if rate is not None},
+        "dense_bytes": parameters * (4 if config.device == "cpu" else 2),
+        "cores": len(config.cores),
+    }
+
+
+def walked(job: Job) -> Figures:
+    """A warm-up, the measured stretch, and another one with its parts timed."""
+    config, order = config_of(job), walk_of(job)
+    start, prompt, warm, tokens = (number(job, name) for name in ("start", "prompt", "warm", "tokens"))
+    trace = Path(str(job["trace"]))
+    with started([*options_of(job), "--trace-routing", str(trace)]) as lane:
+        lane.ask(order.stretch(start, prompt), warm)
+        seen = prompt + warm
+        answer = lane.ask(order.stretch(start, seen), tokens)
+        right = sum(a == b for a, b in zip(answer.ids, order.stretch(start + seen, tokens), strict=True))
+        with timed(config.device) as parts:
+            split = lane.ask(order.stretch(start, seen + tokens), max(2, tokens // 2))
+        steps = split.steps_ns
+    layers, experts, keys = measure.decode_keys(trace)
+    counted = answer.decode
+    return {
+        **figures(answer),
+        "milliseconds": parts.milliseconds(len(steps), sum(steps) / 1e6 / len(steps)),
+        "follows_the_walk": round(right / tokens, 4),
+        "hottest_tenth_takes": round(measure.skew(keys, layers * experts), 3),
+        "cache": {
+            "budget_bytes": counted.cache_budget_bytes,
+            "admissions_per_step": round(counted.cache_admissions / len(answer.steps_ns), 2),
+            "admitted_used_again": round(counted.cache_admitted_hits / max(1, counted.cache_admissions), 3),
+            "replayed": replayed(trace, counted, layers * experts, number(job, "record_bytes")),
+        },
+    }
+
+
+def replayed(trace: Path, counted: Counters, pairs: int, record_bytes: int) -> Figures | None:
+    """The recorded routing under the lanes' policy and a fixed set, both as `bench.cache_policy` counts."""
+    slots = counted.cache_budget_bytes // record_bytes
+    if not 0 < slots < pairs:
+        return None
+    replay = recorded(trace)
+    ours, fixed = (run(replay, policy, slots, SWAPS)["hit_rate"] for policy in (adaptive, profile(replay)))
+    return {"slots": slots, "adaptive": ours, "fixed": fixed, "ratio": round(ours / max(fixed, 1e-9), 3)}
+
+
+def figures(answer: Answered) -> Figures:
+    """Speed, hits and bytes of an answer's steps."""
+    counted, steps = answer.decode, len(answer.steps_ns)
+    return {
+        "tokens_per_s": round(answer.tokens_per_s, 2),
+        "step_ms_median": round(statistics.median(answer.steps_ns) / 1e6, 3),
+        "steps": steps,
+        "hit_rate": round(counted.expert_hits / max(1, counted.expert_hits + counted.expert_misses), 4),
+        "resident_bytes": round(counted.expert_hit_bytes / steps),
+        "missed_bytes": round(counted.expert_miss_bytes / steps),
+    }
+
+
+def at_forced_rates(job: Job) -> Figures:
+    """Every rate with the set that this very stretch makes hottest."""
+    order, trace = walk_of(job), Path(str(job["trace"]))
+    start, prompt, tokens = (number(job, name) for name in ("start", "prompt", "tokens"))
+    asked = job["rates"]
+    assert isinstance(asked, list)
+    held = Held(number(job, "pairs"))
+    ids = order.stretch(start, prompt)
+    points: list[Figures] = []
+    with started([*options_of(job), "--trace-routing", str(trace)], held) as lane:
+        lane.ask(ids, tokens)
+        _, _, keys = measure.decode_keys(trace)
+        uses = measure.uses(keys, len(held.wanted))
+        for rate in asked:
+            wanted = hottest(uses, float(rate))
+            held.want(wanted)
+            passes = settle(lane, held, ids, tokens)
+            answer = lane.ask(ids, tokens)
+            points.append(
+                {
+                    "forced_rate": float(rate), **figures(answer), "held_experts": len(wanted),
+                    "held_bytes": len(wanted) * number(job, "record_bytes"), "not_held": held.missing,
+                    "passes_before": passes,
+                }
+            )  # fmt: skip
+    return {"points": points}
+
+
+def settle(lane: OwnLane, held: Held, ids: list[int], tokens: int) -> int:
+    """Asks until all wanted experts are in the cache, or no more get in; returns how often."""
+    for passes in range(MOST_PASSES):
+        before = held.missing
+        if not before:
+            return passes
+        lane.ask(ids, tokens)
+        if held.missing == before:
+            return passes + 1
+    return MOST_PASSES
+
+
+KINDS: dict[str, Callable[[Job], Figures]] = {"ceilings": rates, "adaptive": walked, "forced": at_forced_rates}
+
+
+def main() -> int:
+    """Does one job."""
+    configure_logging(json_lines=True, lane="bench")
+    job: Job = json.load(sys.stdin)
+    sys.stdout.write(json.dumps(KINDS[str(job["kind"])](job)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

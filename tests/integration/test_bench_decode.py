@@ -1,0 +1,34 @@
+"""`python -m bench.decode` from end to end at a test's size: every field of a result, and forced rates as asked for."""
+
+import json
+import subprocess
+import sys
+
+LIMIT_S = 600
+
+
+def test_a_result_has_what_the_contract_asks_for(tmp_path):
+    out = tmp_path / "decode.json"
+    command = [
+        sys.executable, "-m", "bench.decode", "--scale", "small", "--vram-budget", "2MiB", "--vram-budget", "0",
+        "--tokens", "12", "--warm", "10", "--prompt", "8", "--forced", "60,100", "--threads", "1", "--out", str(out),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    assert {"command", "versions", "host", "pack", "conditions"} < set(result)
+    assert str(tmp_path) not in out.read_text()
+    assert result["tokens_per_s"] > 0
+    assert 0 < result["hit_rate"] < 1
+    assert result["bound_tokens_per_s"] > result["tokens_per_s"]
+    assert result["vram_budget_bytes"] == 2 << 20
+    assert result["adaptive"]["follows_the_walk"] == 1
+    told = result["milliseconds"]
+    assert told["step"] > told["window"] > told["dense"] > 0
+    assert told["handshake"] is None
+    (without,) = result["other_budgets"]
+    assert (without["hit_rate"], without["cache"]["replayed"]) == (0, None)
+    assert [point["forced"] for point in result["forced"]] == [True, True]
+    for point, rate in zip(result["forced"], (0.6, 1.0), strict=True):
+        assert point["not_held"] == 0
+        assert rate <= point["hit_rate"] < rate + 0.02

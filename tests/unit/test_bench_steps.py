@@ -1,0 +1,91 @@
+"""What `bench.decode` is made of: forced sets, bounds, parts of a step, ceilings of this host's memory."""
+
+import time
+
+import numpy as np
+import pytest
+
+from bench import ceilings, step_parts
+from bench.bound import Ceilings, StepBytes, prompt_s, step_s
+from bench.forced import Held, hottest
+from bench.synthetic.pack import made
+from bench.synthetic.shape import SHAPES
+from lanes.answer import Answer
+from lanes.experts.native import ExpertKernel
+from lanes.experts.policy import Budget, State, Touched
+from lanes.runner import ModelRunner
+from shared_experts.attach import attach
+
+
+def touched(*keys):
+    return Touched(np.array(keys), np.ones(len(keys), np.int64), 1)
+
+
+def test_a_held_set_comes_in_as_it_is_touched_and_nothing_else_does():
+    held, state, budget = Held(10), State.empty(10), Budget(slots=3, swaps=1)
+    held.want(np.array([1, 2, 5]))
+    state, plan = held(state, touched(0, 1, 2), budget)
+    assert (plan.admit.tolist(), plan.evict.tolist(), held.missing) == ([1], [], 2)  # one swap a window
+    state, _ = held(state, touched(2, 5), budget)
+    state, _ = held(state, touched(5, 9), budget)
+    assert np.flatnonzero(state.resident).tolist() == [1, 2, 5]
+    assert held.missing == 0
+    held.want(np.array([5, 9]))
+    state, plan = held(state, touched(9), Budget(slots=3, swaps=4))
+    assert (plan.admit.tolist(), plan.evict.tolist()) == ([9], [1, 2])
+    held.want(np.array([0, 3, 5, 9]))  # more than there are slots
+    state, plan = held(state, touched(0, 3), Budget(slots=3, swaps=4))
+    assert (plan.admit.tolist(), held.missing) == ([0], 1)
+
+
+@pytest.mark.parametrize(
+    ("rate", "keys"), [(0, []), (0.5, [3]), (0.51, [1, 3]), (0.8, [1, 3]), (0.81, [0, 1, 3]), (1, [0, 1, 3])]
+)
+def test_the_hottest_keys_that_take_a_share(rate, keys):
+    assert hottest(np.array([2, 3, 0, 5]), rate).tolist() == keys
+
+
+def test_the_bound_of_a_step_and_of_a_prompt():
+    moved = StepBytes(dense=4e9, resident=2e9, missed=1e9)
+    assert step_s(moved, Ceilings(cpu_read=10e9)) == pytest.approx(0.7)
+    gpu = Ceilings(cpu_read=10e9, hbm_copy=1e12, link=50e9, link_beside_cpu=40e9, cpu_beside_link=60e9)
+    assert step_s(moved, gpu, handshake_s=0.001) == pytest.approx(0.006 + 0.01 + 0.001)
+    assert prompt_s(100e9, gpu) == pytest.approx(2)
+    assert prompt_s(100e9, Ceilings(cpu_read=10e9)) == pytest.approx(10)
+
+
+def test_parts_are_counted_from_the_first_token_on(monkeypatch):
+    monkeypatch.setattr(ModelRunner, "forward", lambda self: time.sleep(0.002))
+    monkeypatch.setattr(Answer, "draw", lambda self: "token")
+    runner, answer = ModelRunner.__new__(ModelRunner), Answer.__new__(Answer)
+    for device in ("cpu", "cuda"):
+        with step_parts.timed(device) as parts:
+            runner.forward()  # the prompt
+            assert answer.draw() == "token"
+            first = dict(parts.spent_ns)
+            for _ in range(3):
+                runner.forward()
+                answer.draw()
+        assert first == {}
+        told = parts.milliseconds(3, 5.0)
+        assert told["window"] >= 2
+        assert told["step"] == 5.0
+        assert told["other"] == pytest.approx(5.0 - told["window"] - told["sampling"], abs=1e-3)
+        assert told["link_share"] is None
+        assert (told["dense"] is None) == (told["attention"] is None) == (device == "cuda")
+    spent = parts.spent_ns.copy()
+    runner.forward()
+    assert parts.spent_ns == spent  # nothing is timed any more
+
+
+def test_ceilings_of_a_cpu_are_read_rates_of_the_region(tmp_path):
+    with made(tmp_path / "pack", SHAPES["small"].changed(layers=2)) as synthetic:
+        kernel = ExpertKernel(synthetic.manifest.experts.layout, threads=1)
+        with (
+            synthetic.lend(tmp_path / "owner.sock"),
+            attach(tmp_path / "owner.sock", synthetic.manifest, 60.0) as region,
+        ):
+            found = ceilings.measure(region, kernel, "cpu")
+        kernel.close()
+    assert 1e8 < found.cpu_read < 1e12
+    assert found.hbm_copy is found.link is None
