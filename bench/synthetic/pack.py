@@ -46,8 +46,8 @@ TOKENIZER_VOCABULARY = 8192  # its training text gives no more
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 # Of experts and dense weights (`Synthetic.digest`) at default seed and format: committed before figures were taken.
 DIGESTS = {
-    "gigabyte": "e97432edce2db3d101aca0f039311dfc4f023004cc8a1a9ca809761edbb0a8bd",
-    "small": "d5ade7df758c2df4d65d484c93e9b1430c45faf0aaf57c40783d4563a54201f6",
+    "gigabyte": "78d0f8c78a78985adf230b8b80afd9d3db1d250758b2380242e5fd8ffdba84de",
+    "small": "d6545662134d15b90cced04211930da02ec89ea2f86c2146d79728571117aa33",
 }
 
 

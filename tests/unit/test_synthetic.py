@@ -66,6 +66,17 @@ def test_lanes_would_take_the_region(format):
 
 
 @pytest.mark.usefixtures("small_block")
+@pytest.mark.parametrize("format", ["q4g64", "q4g32", "q8"])
+def test_experts_share_no_direction_that_they_would_feed_each_other(format):
+    layout = RecordLayout.of(EXPERT_FORMATS[format], 2560, 64)
+    noise = np.random.default_rng(0).standard_normal(2560).astype(np.float32)
+    with filled(layout) as (sealed, _):
+        record = os.pread(sealed.fd, layout.record_bytes, REGION_HEADER_BYTES)
+    size, *others = (np.sqrt(np.mean(reference.expert(layout, record, x) ** 2)) for x in (noise, noise * 0 - 1))
+    assert max(others) < 4 * size
+
+
+@pytest.mark.usefixtures("small_block")
 def test_experts_depend_on_the_seed_and_not_on_threads():
     layout = RecordLayout.of(EXPERT_FORMATS["q4g64"], 128, 64)
     prints = []
