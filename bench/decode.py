@@ -74,14 +74,13 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace) -> 
         "warm": warm, "tokens": tokens, "record_bytes": info.record_bytes, "pairs": synthetic.shape.pairs,
     }  # fmt: skip
     with synthetic.lend(run / "owner.sock"):
-        ceilings = job("ceilings", [*options, "--vram-budget", "0"])
-        rates, dense_bytes = Ceilings(**ceilings["bytes_per_s"]), ceilings["dense_bytes"]
+        looks = [job("ceilings", [*options, "--vram-budget", "0"])]
         budgets = []
         for number, budget in enumerate(chosen.vram_budget):
             found = job(
                 "adaptive", [*options, "--vram-budget", budget], **common, trace=str(folder / f"{number}.trace")
             )  # fmt: skip
-            budgets.append({"vram_budget": budget, **bounded(found, rates, dense_bytes)})
+            budgets.append({"vram_budget": budget, **found})
         points: list[Figures] = []
         if chosen.forced:
             everything = synthetic.region.header.total_bytes + 16 * GIB * (chosen.device == "cuda")
@@ -89,14 +88,21 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace) -> 
                 "forced", [*options, "--vram-budget", chosen.forced_budget or str(everything)], **common,
                 trace=str(folder / "forced.trace"), rates=[int(rate) / 100 for rate in chosen.forced.split(",")],
             )  # fmt: skip
-            points = [{"forced": True, **bounded(point, rates, dense_bytes)} for point in found["points"]]
-    first, *others = budgets
+            points = [{"forced": True, **point} for point in found["points"]]
+        looks.append(job("ceilings", [*options, "--vram-budget", "0"]))
+    # Neighbours only ever make memory look slower: of two looks the better one is nearer to what it can deliver.
+    best = {name: max(look["bytes_per_s"][name] for look in looks) for name in looks[0]["bytes_per_s"]}
+    rates, dense_bytes = Ceilings(**best), looks[0]["dense_bytes"]
+    first, *others = (bounded(found, rates, dense_bytes) for found in budgets)
     return {
         **{name: first[name] for name in ("tokens_per_s", "hit_rate", "bound_tokens_per_s", "of_bound")},
         "vram_budget_bytes": parse_bytes(chosen.vram_budget[0]), "milliseconds": first["milliseconds"],
-        "adaptive": first, "other_budgets": others, "forced": points,
-        "ceilings_gb_per_s": {name: round(rate / 1e9, 2) for name, rate in ceilings["bytes_per_s"].items()},
-        "dense_bytes_per_step": dense_bytes, "cores": ceilings["cores"],
+        "adaptive": first, "other_budgets": others, "forced": [bounded(point, rates, dense_bytes) for point in points],
+        "ceilings_gb_per_s": {name: round(rate / 1e9, 2) for name, rate in best.items()},
+        "ceilings_looks_gb_per_s": [
+            {name: round(rate / 1e9, 2) for name, rate in look["bytes_per_s"].items()} for look in looks
+        ],
+        "dense_bytes_per_step": dense_bytes, "cores": looks[0]["cores"],
     }  # fmt: skip
 
 

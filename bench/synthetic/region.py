@@ -82,8 +82,8 @@ def _record(layout: RecordLayout, record: npt.NDArray[np.uint8], block: Words, k
     for first, rows, columns in ((layout.gate_up_scales, 2 * inner, hidden), (layout.down_scales, hidden, inner)):
         scales = record[first : first + 2 * rows * (columns // group)].view(np.uint16)
         # 1 to 2 times a base that makes a dot of normal numbers about normal, of either sign: random bits of an fp16.
-        # Codes -8..7 have a mean of -0.5; with scales of one sign all experts would share that direction, feed it to each
-        # other and run away with it within 48 layers.
+        # Codes -8..7 have a mean of -0.5: with scales of one sign all experts would share that direction, feed it to
+        # each other and run away with it within 48 layers.
         base = np.float16(2.0 ** math.floor(math.log2(1.5 / (level * math.sqrt(columns)))))
         np.bitwise_and(scales, np.uint16(0x83FF), out=scales)
         np.bitwise_or(scales, base.view(np.uint16), out=scales)
