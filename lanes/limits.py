@@ -84,6 +84,9 @@ SCRATCH_BYTES = 64 << 20  # unweighted expert rows of one kernel call
 # much costs about a millisecond and keeps budget, policy and counters real.
 SWAP_BYTES_PER_WINDOW = 8 << 20
 
+# profiles of hot experts
+MAX_PROFILES = 256  # read at a start; the first by name
+
 # a GPU lane's experts
 HANDSHAKE_S = 10.0  # a doorbell that does not ring, or with a quarter more a thread that does not answer, ends the lane
 

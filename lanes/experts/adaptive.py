@@ -61,6 +61,23 @@ def adaptive(state: State, touched: Touched, budget: Budget) -> tuple[State, Pla
     return State(windows, last_used, uses, resident), plan
 
 
+def remembered(state: State) -> npt.NDArray[np.float64]:
+    """What the state says of every key: its value, [N]."""
+    return state.uses / _unit(state.windows)
+
+
+def begun(values: npt.NDArray[np.floating], slots: int) -> State:
+    """The state of a lane that was told such values, [N]: the keys that are worth a slot and first among them reside.
+
+    What was true at another time counts half.
+    """
+    state = State.empty(values.shape[0])
+    halved = values.astype(np.float64) / 2
+    best = _smallest(-halved, slots)
+    state.resident[best[halved[best] >= FLOOR]] = True
+    return State(0, state.last_used, halved, state.resident)
+
+
 def _unit(windows: int) -> float:
     """What one use counts in this window: from 1.0 up to 2.0 ** RESCALE, then from 1.0 again."""
     return float(2.0 ** (windows % (RESCALE * HALF_LIFE) / HALF_LIFE))

@@ -90,12 +90,7 @@ class ExpertCache:
         budget = Budget(self._budget.slots, 0) if self._coming else self._budget
         self._state, plan = self._policy(self._state, touched, budget)
         self._drop(plan.evict)
-        if plan.admit.shape[0]:
-            slots = [self._free.pop() for _ in range(plan.admit.shape[0])]
-            self._slot[plan.admit] = slots
-            done = self._slots.copy(list(zip(slots, self.home[plan.admit].tolist(), strict=True)))
-            self._coming.append((done, plan.admit))
-            self._arrive()
+        self._admit(plan.admit)
         counters.cache_admissions += plan.admit.shape[0]
         counters.cache_evictions += plan.evict.shape[0]
         counters.cache_used_bytes += (plan.admit.shape[0] - plan.evict.shape[0]) * self.record_bytes
@@ -104,9 +99,37 @@ class ExpertCache:
         """What people look at; from any thread, so it may be of a table that is being changed."""
         return Cached(tuple(self.resident.sum(axis=1).tolist()), self.resident.shape[1])
 
+    def begin(self, state: State) -> None:
+        """Starts from a policy's state instead of from nothing: before the first window, with room for what resides."""
+        keys = np.flatnonzero(state.resident)
+        assert keys.shape[0] <= len(self._free)
+        self._state = state
+        self._admit(keys)
+        self._counters.cache_used_bytes += keys.shape[0] * self.record_bytes
+
+    @property
+    def state(self) -> State:
+        """What the policy knows."""
+        return self._state
+
+    @property
+    def room(self) -> int:
+        """Slots in all."""
+        return self._budget.slots
+
     def slots(self) -> npt.NDArray[np.int64]:
         """The slot of every key, -1 where it has none."""
         return self._slot.copy()
+
+    def _admit(self, keys: Ints) -> None:
+        """Begins to copy keys into free slots."""
+        if not keys.shape[0]:
+            return
+        slots = [self._free.pop() for _ in range(keys.shape[0])]
+        self._slot[keys] = slots
+        done = self._slots.copy(list(zip(slots, self.home[keys].tolist(), strict=True)))
+        self._coming.append((done, keys))
+        self._arrive()
 
     def _arrive(self) -> None:
         """Makes resident what has been copied, unless it was dropped on the way."""
