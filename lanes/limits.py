@@ -86,6 +86,7 @@ SWAP_BYTES_PER_WINDOW = 8 << 20
 
 # profiles of hot experts
 MAX_PROFILES = 256  # read at a start; the first by name
+PROFILE_EVERY_S = 60.0  # written that often while a lane works, and at its end
 
 # a GPU lane's experts
 HANDSHAKE_S = 10.0  # a doorbell that does not ring, or with a quarter more a thread that does not answer, ends the lane

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from lanes import limits
 from lanes.counters import Counters
 from lanes.experts import adaptive, profile
 from lanes.experts.cache import ExpertCache
+from lanes.experts.keeper import ProfileKeeper
 from lanes.experts.policy import Budget, Touched
 from lanes.experts.profile import MOST_USES, Experts
 from tests.fakes.records import FakeRegion
@@ -118,3 +120,27 @@ def test_a_state_begun_from_what_it_remembers_goes_on_as_before():
     again = adaptive.begun(2 * adaptive.remembered(state), 6)
     np.testing.assert_allclose(adaptive.remembered(again), adaptive.remembered(state))
     assert again.resident.sum() == 6
+
+
+def test_a_lane_writes_while_it_works_and_begins_where_it_ended(tmp_path):
+    region = FakeRegion("f32", 8, 4, 3, 8)
+
+    def lane(name, every_s):
+        cache = ExpertCache(region, region.info, 5 * region.info.record_bytes, adaptive.adaptive, Counters())
+        return cache, ProfileKeeper(tmp_path, name, OF, cache, every_s)
+
+    cache, keeper = lane("lane-0", 0.01)
+    touched = Touched(np.array([1, 7]), np.array([1, 1]), 1)
+    for _ in range(9):
+        cache.turn(touched)
+    until = time.monotonic() + 60
+    while profile.read(tmp_path, OF) is None or profile.read(tmp_path, OF)[7] < 8:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    cache.turn(touched)
+    keeper.close()
+    assert profile.read(tmp_path, OF)[7] == pytest.approx(10, rel=0.05)
+    cache, keeper = lane("lane-1", 60)
+    assert cache.resident.reshape(-1).nonzero()[0].tolist() == [1, 7]
+    keeper.close()
+    assert [file.name for file in tmp_path.iterdir()] == [NAME]  # it saw no window, so it has nothing to say
