@@ -80,12 +80,26 @@ def test_rows_that_were_wrong_are_counted_but_not_kept(small):
 def test_a_draft_layer_counts_once_a_window_for_the_cache(small):
     rig, seen = small(16), []
     rig.experts.recorder = seen.append
-    for ids in ([[0, 1]], [[1, 2]], [[1, 3]]):
+    for ids in ([[0, 1]], [[1, 2]], [[1, 3]], [[6, 7]], [[6, 7]]):  # the last two are too many
         rig.experts.forward(LAYERS - 1, *choose(ids))
     rig.experts.end_window()
     assert seen[0].keys.tolist() == [8, 9, 10, 11]
     assert seen[0].rows.tolist() == [1, 1, 1, 1]
     assert rig.counters.expert_misses == 6
+
+
+def test_a_draft_before_a_window_belongs_to_it(small):
+    rig, seen = small(16), []
+    rig.experts.recorder = seen.append
+    rig.experts.forward(1, *choose([[0, 1]]))
+    rig.experts.begin_window(2)
+    x, ids, weights = choose([[2, 3], [2, 4]])
+    rig.experts.launch(0, x, ids.to(torch.int32), weights, torch.empty_like(x))
+    rig.experts.forward(1, *choose([[5, 6]]))
+    rig.experts.keep(1)
+    rig.experts.end_window()
+    assert (seen[0].keys.tolist(), seen[0].window_rows) == ([2, 3, 8, 9, 13, 14], 1)
+    assert rig.counters.expert_misses == 8
 
 
 def test_it_can_be_left_before_a_layer(small):

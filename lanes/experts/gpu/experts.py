@@ -49,7 +49,7 @@ class GpuExperts:
         self.stopped: Callable[[], bool] = lambda: False
         self.share: Share | None = None
         self.decoder_layers = info.layers - info.draft_layers
-        self._begun = False
+        self._open = self._shared = False  # between begin_window and end_window; with the CPU's share
         self.recorder: Callable[[Touched], None] | None = None  # is told of every finished window
         shape = (info.layers, info.experts)
         self._addresses = torch.empty(shape, dtype=torch.int64, device=self.device)
@@ -59,7 +59,8 @@ class GpuExperts:
         self._work = [
             Workspace.of(self._layout, rows, chosen, self.device) for rows in range(1, limits.MAX_WINDOW_TOKENS + 1)
         ]
-        # A draft layer, the last one, runs up to MAX_DRAFTS times in a window: an entry each.
+        # A draft layer, the last one, runs up to MAX_DRAFTS times in a window: an entry each. Should it run more often,
+        # the rest is counted nowhere.
         entries = info.layers + limits.MAX_DRAFTS - 1
         layer_of = np.minimum(np.arange(entries), info.layers - 1)
         self._first_key = (layer_of * info.experts)[:, None, None]
@@ -85,9 +86,10 @@ class GpuExperts:
         Raises HandshakeLost when the CPU's share has ended.
         """
         self._rows = self._kept = rows
+        self._open = True
         if self.share is not None:
             self.share.begin(self.decoder_layers)
-            self._begun = True
+            self._shared = True
 
     def launch(
         self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, turn: int = 0
@@ -98,21 +100,22 @@ class GpuExperts:
         in one window.
         """
         shared = self.share if layer < self.decoder_layers else None
-        self._run(layer, x, ids, weights, out, self._log[layer + turn], shared)
+        self._run(layer, x, ids, weights, out, self._entry(layer, turn), shared)
 
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Of a window of any size, as `lanes.experts.protocol.Experts` says; more rows run in blocks.
 
-        It stands outside `begin_window` and without the CPU's share.
+        It is computed without the CPU's share.
         """
         if self.stopped():
             raise Interrupted
         rows, most = len(x), limits.MAX_WINDOW_TOKENS
-        self._rows = self._kept = rows
+        if not self._open:
+            self._rows = self._kept = rows
         x, ids, weights = x.contiguous(), ids.to(torch.int32), weights.contiguous()
         out = torch.empty_like(x)
         if rows <= most:
-            self._run(layer, x, ids, weights, out, self._log[layer + self._calls[layer]], None)
+            self._run(layer, x, ids, weights, out, self._entry(layer, self._calls[layer]), None)
             self._calls[layer] += 1
             return out
         self._is_wide = True
@@ -132,7 +135,7 @@ class GpuExperts:
 
         Raises HandshakeLost where the CPU's share was lost: what the window computed is void.
         """
-        if self._begun and self.share is not None:
+        if self._shared and self.share is not None:
             self.share.end(self._rows)
         keys, rows = self._chosen(self._rows)
         self._count(keys, rows)
@@ -153,7 +156,11 @@ class GpuExperts:
             self._wide.zero_()
             self._is_wide = False
         self._calls = [0] * len(self._calls)
-        self._begun = False
+        self._open = self._shared = False
+
+    def _entry(self, layer: int, turn: int) -> torch.Tensor:
+        """Where in the log the ids of a call go."""
+        return self._log[min(layer + turn, len(self._log) - 1)]
 
     def _run(
         self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor,
@@ -175,14 +182,12 @@ class GpuExperts:
 
     def _chosen(self, rows: int) -> tuple[Ints, Ints]:
         """(keys ascending, rows of each) of what the window's first rows chose."""
-        if self._is_wide:
-            uses = self._wide.cpu().numpy().reshape(-1)
-            keys = np.flatnonzero(uses)
-            return keys, uses[keys].astype(np.int64)
         ids = self._seen[:-1, :rows]  # [entries, rows, K]
-        keys = (ids + self._first_key)[ids >= 0]
-        found, count = np.unique(keys, return_counts=True)
-        return found, count
+        uses = np.bincount((ids + self._first_key)[ids >= 0], minlength=self._cache.resident.size)
+        if self._is_wide:
+            uses += self._wide.cpu().numpy().reshape(-1)
+        keys = np.flatnonzero(uses)
+        return keys, uses[keys]
 
     def _count(self, keys: Ints, rows: Ints) -> None:
         """Pairs, and the bytes of every expert once per window."""
