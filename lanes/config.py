@@ -50,6 +50,7 @@ class LaneConfig:
     drafts: int | None  # most of a round; None: MAX_DRAFTS where the pack has a draft layer, else 0
     expert_isa: str | None  # None: the best this CPU has
     trace_routing: Path | None
+    profiles: Path | None  # folder of profiles of hot experts
     log_json: bool
 
     @property
@@ -118,6 +119,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], allowed_cores: frozen
         draft_vocabulary=options.draft_vocab,
         expert_isa=isa,
         trace_routing=options.trace_routing,
+        profiles=options.profiles,
         log_json=options.log_json,
     )
 
@@ -164,6 +166,8 @@ def _parser(allowed_cores: frozenset[int]) -> _Parser:
         help="where to hand on the region's descriptor (default: NAME.region.sock beside --listen)")  # fmt: skip
     add("--trace-routing", type=Path, metavar="PLACE",
         help="write a new file (or into a folder) with the experts that every window used; never tokens")  # fmt: skip
+    add("--profiles", type=Path, metavar="DIR",
+        help="where lanes keep which experts they used, so that a cache begins with those (default: none)")  # fmt: skip
     add("--log-json", action="store_true", help="log JSON lines instead of text")
     return parser
 

@@ -26,8 +26,10 @@ from lanes.engine import Engine
 from lanes.errors import StartError
 from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import Cached, ExpertCache
+from lanes.experts.keeper import ProfileKeeper
 from lanes.experts.native import ExpertKernel
 from lanes.experts.policy import Policy
+from lanes.experts.profile import PackExperts
 from lanes.experts.store import ExpertStore
 from lanes.experts.trace import TraceHeader, TraceWriter, trace_path
 from lanes.grammar import Grammars
@@ -83,7 +85,7 @@ class Parts:
     model: Model
     states: StatePool
     context_tokens: int
-    cached: Callable[[], Cached] = Cached
+    cache: ExpertCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ def cpu_parts(opened: Opened) -> Parts:
         shape.bytes(context_tokens) + config.state_budget_bytes,
         slots=limits.MAX_RESIDENTS,
     )
-    return Parts(kernel, store, model, states, context_tokens, cache.by_layer)
+    return Parts(kernel, store, model, states, context_tokens, cache)
 
 
 def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Opened], Parts] = cpu_parts) -> Lane:
@@ -173,6 +175,11 @@ def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Open
         opened = Opened(config, pack, region, policy, counters, stack)
         parts = make(opened)
         kernel, experts, model, states = parts.kernel, parts.experts, parts.model, parts.states
+        keeper = None
+        if config.profiles is not None and policy is adaptive:
+            of = PackExperts(manifest.fingerprint, info.layers, info.experts)
+            keeper = ProfileKeeper(config.profiles, config.name, of, parts.cache)
+            stack.callback(keeper.close)
         if config.prefill_routing != "exact" and model.near is None:
             raise StartError(f"--prefill-routing: {config.prefill_routing!r} is not served on this device")
         spec, context_tokens, draft_layer = model.spec, parts.context_tokens, opened.draft_layer
@@ -195,6 +202,8 @@ def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Open
         )
         _log.info("self_test_passed", compared=tested)
         counters.restart()
+        if keeper is not None:
+            keeper.start()
         if config.trace_routing is not None:
             trace = TraceWriter(
                 trace_path(config.trace_routing, config.name),
@@ -243,7 +252,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Open
             visitor_tokens=visitor_tokens,
             approximations=config.approximations,
         )
-        return Lane(engine, identity, conversations.log, region, stack.pop_all(), parts.cached)
+        return Lane(engine, identity, conversations.log, region, stack.pop_all(), parts.cache.by_layer)
 
 
 def settle_thread(config: LaneConfig) -> None:

@@ -103,6 +103,7 @@ def plan_lane(
         *("--cores", ",".join(map(str, cores))),
         *("--name", name),
         *("--region-socket", str(run_dir.socket(f"{name}.region"))),
+        *("--profiles", str(run_dir.log_dir.parent / "profiles")),
         *(("--park", str(run_dir.socket("park"))) if park else ()),
         *options.argv(),
     )

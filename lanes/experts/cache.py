@@ -17,7 +17,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lanes import limits
 from lanes.counters import Counters
 from lanes.experts.policy import Budget, Ints, Policy, State, Touched
 from lanes.experts.slots import Done, HostSlots, Slots
@@ -50,7 +49,7 @@ class ExpertCache:
         policy: Policy,
         counters: Counters,
         slots: Slots | None = None,
-        swap_bytes: int = limits.SWAP_BYTES_PER_WINDOW,
+        swap_bytes: int | None = None,
     ) -> None:
         """`slots` has room for the budget; without it: private memory."""
         layers, experts, record_bytes = info.layers, info.experts, info.record_bytes
@@ -61,7 +60,7 @@ class ExpertCache:
         self._counters = counters
         room = slots_of(info, budget_bytes)
         self._slots = HostSlots(room, record_bytes) if slots is None else slots
-        self._budget = Budget(room, max(1, swap_bytes // record_bytes))
+        self._budget = Budget(room, max(1, (swap_bytes or self._slots.swap_bytes) // record_bytes))
         self._free = list(range(room - 1, -1, -1))  # the lowest slot is taken first
         self._slot = np.full(layers * experts, -1, np.int64)
         self._coming: list[tuple[Done, Ints]] = []  # copies under way, the oldest first

@@ -12,29 +12,34 @@ from pathlib import Path
 from lanes import limits
 from lanes.experts.adaptive import begun, remembered
 from lanes.experts.cache import ExpertCache
-from lanes.experts.profile import Experts, read, write
+from lanes.experts.profile import PackExperts, read, write
 
 
 class ProfileKeeper:
-    """Starts with what the lane's pack has in `folder`; `close` writes once more."""
+    """Gives the cache what the lane's pack has in `folder`; from `start` on it writes, and `close` writes once more."""
 
     def __init__(
-        self, folder: Path, lane: str, of: Experts, cache: ExpertCache, every_s: float = limits.PROFILE_EVERY_S
+        self, folder: Path, lane: str, of: PackExperts, cache: ExpertCache, every_s: float = limits.PROFILE_EVERY_S
     ) -> None:
         """Before the first window of `cache`, whose policy is `adaptive`."""
         self._folder, self._lane, self._of, self._cache, self._every_s = folder, lane, of, cache, every_s
-        self._written = 0  # windows that the file knows of
         values = read(folder, of)
         if values is not None and cache.room:
             cache.begin(begun(values, cache.room))
         self._closed = threading.Event()
+        self._written = 0  # windows that need not be written
         self._thread = threading.Thread(target=self._run, name="expert-profile", daemon=True)
+
+    def start(self) -> None:
+        """Windows from here on are worth telling."""
+        self._written = self._cache.state.windows
         self._thread.start()
 
     def close(self) -> None:
         """Safe to call twice."""
         self._closed.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         ended = False

@@ -40,7 +40,7 @@ Values = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class PackExperts:
     """Whose profile it is."""
 
     fingerprint: bytes  # 32, of the pack
@@ -53,7 +53,7 @@ class Experts:
         return self.layers * self.experts
 
 
-def write(folder: Path, lane: str, of: Experts, values: npt.NDArray[np.floating]) -> None:
+def write(folder: Path, lane: str, of: PackExperts, values: npt.NDArray[np.floating]) -> None:
     """Replaces the lane's file; values [layers * experts]. An error is logged, not raised."""
     body = np.clip(values, 0, MOST_USES).astype("<f4").tobytes()
     digest = xxhash.xxh3_128_digest(body)
@@ -74,7 +74,7 @@ def write(folder: Path, lane: str, of: Experts, values: npt.NDArray[np.floating]
             temporary.unlink()
 
 
-def read(folder: Path, of: Experts) -> Values | None:
+def read(folder: Path, of: PackExperts) -> Values | None:
     """The mean of the pack's files, [layers * experts]; None where there is none that may be believed."""
     prefix = of.fingerprint.hex()[:16]
     try:
@@ -91,7 +91,7 @@ def read(folder: Path, of: Experts) -> Values | None:
     return (total / count).astype(np.float32) if count else None
 
 
-def _one(path: Path, of: Experts) -> Values:
+def _one(path: Path, of: PackExperts) -> Values:
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(file, "rb") as source:
         found = os.fstat(file)

@@ -14,11 +14,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from lanes import limits
+
 Done = Callable[[], bool]  # whether a copy has arrived; never waits
 
 
 class Slots(Protocol):
     """Room for records."""
+
+    swap_bytes: int  # that may be copied between two windows
 
     def address(self, slot: int) -> int:
         """Where a slot begins, for whoever reads it."""
@@ -32,6 +36,8 @@ class Slots(Protocol):
 
 class HostSlots:
     """Private memory of this process; a copy is done when the call returns."""
+
+    swap_bytes = limits.SWAP_BYTES_PER_WINDOW
 
     def __init__(self, slots: int, record_bytes: int) -> None:
         self._record_bytes = record_bytes

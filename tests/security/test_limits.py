@@ -286,6 +286,7 @@ ELSEWHERE = {
     "coordinator.CLIENT_REQUEST_ID_CHARS":
         "contract/test_door_http.py::test_ids_are_the_servers_and_the_clients_is_only_echoed",
     "lanes.MAX_GRAMMAR_SYMBOLS": "unit/test_grammar.py::test_symbols_are_bounded_at_the_door_and_in_a_lane",
+    "lanes.MAX_PROFILES": "unit/test_expert_profile.py::test_so_many_files_are_read_and_no_more",
     "lanes.GRAMMAR_COMPILE_S": "unit/test_grammar.py::test_a_compilation_is_waited_for_until_a_limit_or_a_cancel",
     "lanes.MAX_TOKENIZER_BYTES": "unit/test_grammar.py::test_a_tokenizer_over_the_limit_is_not_read",
     "coordinator.GRAMMAR_BYTES": "unit/test_grammar.py::test_schemas_are_bounded",
@@ -407,6 +408,7 @@ NO_BOUND = {
     "lanes.CHECKPOINT_EVERY_TOKENS": "a distance",
     "lanes.CHECKPOINT_GAP_TOKENS": "a distance",
     "lanes.SCRATCH_BYTES": "more is worked off in parts",
+    "lanes.GPU_SWAP_BYTES_PER_WINDOW": "more waits for the next window",
     "lanes.SWAP_BYTES_PER_WINDOW": "more waits for the next window",
     "shared_experts.BLOCK_BYTES": "more is read in parts",
 }

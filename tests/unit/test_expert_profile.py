@@ -15,10 +15,10 @@ from lanes.experts import adaptive, profile
 from lanes.experts.cache import ExpertCache
 from lanes.experts.keeper import ProfileKeeper
 from lanes.experts.policy import Budget, Touched
-from lanes.experts.profile import MOST_USES, Experts
+from lanes.experts.profile import MOST_USES, PackExperts
 from tests.fakes.records import FakeRegion
 
-OF = Experts(bytes(range(32)), 3, 8)
+OF = PackExperts(bytes(range(32)), 3, 8)
 NAME = f"{OF.fingerprint.hex()[:16]}-lane-0.profile"
 
 
@@ -37,7 +37,7 @@ def test_what_was_written_is_read(tmp_path):
 def test_lanes_are_merged_and_other_packs_are_not(tmp_path):
     profile.write(tmp_path, "lane-0", OF, values(1))
     profile.write(tmp_path, "lane-1", OF, values(2))
-    profile.write(tmp_path, "lane-2", Experts(bytes(32), 3, 8), values(3))
+    profile.write(tmp_path, "lane-2", PackExperts(bytes(32), 3, 8), values(3))
     profile.write(tmp_path, "lane-1", OF, values(4))  # again
     np.testing.assert_allclose(profile.read(tmp_path, OF), (values(1) + values(4)) / 2, rtol=1e-6)
 
@@ -127,7 +127,9 @@ def test_a_lane_writes_while_it_works_and_begins_where_it_ended(tmp_path):
 
     def lane(name, every_s):
         cache = ExpertCache(region, region.info, 5 * region.info.record_bytes, adaptive.adaptive, Counters())
-        return cache, ProfileKeeper(tmp_path, name, OF, cache, every_s)
+        keeper = ProfileKeeper(tmp_path, name, OF, cache, every_s)
+        keeper.start()
+        return cache, keeper
 
     cache, keeper = lane("lane-0", 0.01)
     touched = Touched(np.array([1, 7]), np.array([1, 1]), 1)

@@ -26,13 +26,14 @@ def test_the_least_command_line():
     assert not config.kv_int8
     assert config.expert_isa is None
     assert config.trace_routing is None
+    assert config.profiles is None
 
 
 def test_everything():
     config = parse(
         [*LEAST, "--device", "cpu", "--cores", "1-2,5", "--name", "lane-7", "--context", "4096",
          "--prefill-chunk", "64", "--ngram-cache", "1MiB", "--state-budget", "3MiB", "--region-socket", "/run/r.sock",
-         "--trace-routing", "t.trace", "--drafts", "2", "--kv", "int8", "--log-json"],
+         "--trace-routing", "t.trace", "--drafts", "2", "--kv", "int8", "--profiles", "p", "--log-json"],
         {"EXPERT_ISA": "avx2"}, CORES,
     )  # fmt: skip
     assert config.cores == (1, 2, 5)
@@ -41,6 +42,7 @@ def test_everything():
     assert (config.context_tokens, config.prefill_chunk_rows, config.expert_isa) == (4096, 64, "avx2")
     assert str(config.region_socket) == "/run/r.sock"
     assert str(config.trace_routing) == "t.trace"
+    assert str(config.profiles) == "p"
     assert config.ngram_cache_bytes == 1 << 20
     assert config.state_budget_bytes == 3 << 20
     assert config.drafts == 2

@@ -12,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lanes import limits
 from lanes.experts.gpu import driver
 from lanes.experts.slots import Done
 
 
 class DeviceSlots:
     """Implements `lanes.experts.slots.Slots`; all its memory is taken here and now."""
+
+    swap_bytes = limits.GPU_SWAP_BYTES_PER_WINDOW
 
     def __init__(self, slots: int, record_bytes: int, device: torch.device) -> None:
         self._record_bytes, self._device = record_bytes, device
