@@ -12,10 +12,17 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from coordinator import limits
 from coordinator.errors import BadOption
 
 ANSWER_BYTES = 64 << 20
-_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", ANSWER_BYTES))
+_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", ANSWER_BYTES),
+    # a server that is gone without a word is noticed while an answer is awaited
+    ("grpc.keepalive_time_ms", round(1e3 * limits.GRPC_PING_S)),
+    ("grpc.keepalive_timeout_ms", round(1e3 * limits.GRPC_PING_TIMEOUT_S)),
+)
 
 
 @dataclass(frozen=True, slots=True)

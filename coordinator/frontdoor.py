@@ -21,7 +21,7 @@ from coordinator import limits
 from coordinator.auth import Auth
 from coordinator.config import Address
 from coordinator.dispatch import Dispatcher
-from coordinator.doors.grpc import SERVER_OPTIONS, SERVICE, ExpresswayServicer
+from coordinator.doors.grpc import SERVICE, ExpresswayServicer, server_options
 from coordinator.doors.guard import Guard
 from coordinator.doors.health import HealthFollower
 from coordinator.doors.http import build_app
@@ -115,7 +115,7 @@ def _runner(serving: Serving) -> web.AppRunner:
 
 def _server(serving: Serving, health: HealthFollower) -> aio.Server:
     server = aio.server(
-        interceptors=[Guard(serving.auth)], options=SERVER_OPTIONS, maximum_concurrent_rpcs=limits.GRPC_CALLS
+        interceptors=[Guard(serving.auth)], options=server_options(), maximum_concurrent_rpcs=limits.GRPC_CALLS
     )
     serve_pb2_grpc.add_ExpresswayServicer_to_server(ExpresswayServicer(serving), server)
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)

@@ -34,7 +34,22 @@ SERVICE = serve_pb2.DESCRIPTOR.services_by_name["Expressway"].full_name
 
 _log = structlog.get_logger("grpc")
 
-SERVER_OPTIONS: list[tuple[str, int]] = [
+
+def server_options() -> list[tuple[str, int]]:
+    """Bounds of a connection, and how one that went silent is found out."""
+    ping_ms, wait_ms = round(1e3 * limits.GRPC_PING_S), round(1e3 * limits.GRPC_PING_TIMEOUT_S)
+    return [
+        *_BOUNDS,
+        ("grpc.keepalive_time_ms", ping_ms),
+        ("grpc.keepalive_timeout_ms", wait_ms),
+        ("grpc.http2.ping_timeout_ms", wait_ms),  # the one that counts: its default is a minute
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", round(1e3 * limits.GRPC_CLIENT_PING_S)),
+    ]
+
+
+_BOUNDS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", limits.GRPC_MESSAGE_BYTES),
     ("grpc.max_metadata_size", limits.GRPC_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", limits.GRPC_METADATA_BYTES),

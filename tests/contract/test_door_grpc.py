@@ -17,7 +17,7 @@ from coordinator.config import Address
 from coordinator.errors import BadAddress
 from coordinator.frontdoor import start_doors
 from coordinator.text.tokenizer import Tokenizer
-from laneproto.v1 import lane_pb2, serve_pb2
+from laneproto.v1 import lane_pb2, serve_pb2, serve_pb2_grpc
 from tests.fakes.doors import VOCAB_SIZE, Cluster, open_doors, tokenizer_dir, until
 from tests.fakes.lane import Script, token_at
 from tests.fakes.roster import FakeRoster
@@ -201,6 +201,59 @@ async def test_a_lane_that_dies_is_the_last_event_and_others_go_on(tmp_path: Pat
         assert (finished.reason, finished.error_code) == (lane_pb2.FINISH_REASON_ERROR, "lane_lost")
         assert finished.usage.completion_tokens == len(ids_of(events)) > 0
         assert (await other)[-1].finished.reason == lane_pb2.FINISH_REASON_LENGTH
+
+
+class Wire:
+    """Between a client and a socket; once cut, nothing passes, and neither side is told."""
+
+    def __init__(self, target: str) -> None:
+        self._target, self._cut = target, asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Wire:
+        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        self.address = "127.0.0.1:" + str(self._server.sockets[0].getsockname()[1])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+        self._server.close()
+
+    def cut(self) -> None:
+        self._cut.set()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(self._target)
+        self._writers += [writer, far_writer]
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            self._tasks.add(asyncio.create_task(self._pass(source, sink)))
+
+    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            if not self._cut.is_set():
+                sink.write(data)
+
+
+async def test_a_client_that_is_gone_without_a_word_frees_its_lane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "GRPC_PING_S", 1.0)
+    monkeypatch.setattr(limits, "GRPC_PING_TIMEOUT_S", 1.0)
+    async with (
+        open_doors(tmp_path, lanes=1, script=Script(token_delay_s=0.05)) as cluster,
+        Wire(str(tmp_path / "grpc.sock")) as wire,
+        grpc.aio.insecure_channel(wire.address) as channel,
+    ):
+        call = serve_pb2_grpc.ExpresswayStub(channel).Generate(serve_pb2.GenerateRequest(text="x", max_tokens=4000))
+        assert (await call.read()).WhichOneof("event") == "started"
+        wire.cut()
+        await until(lambda: [reason for _, reason in cluster.lanes[0].ended] == [CANCELLED], 60)
+        call.cancel()
 
 
 async def test_lanes_and_model(tmp_path: Path) -> None:
