@@ -31,6 +31,8 @@ TIMEOUT_S = 5.0
 ANSWER_BYTES = 8 << 20
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PER_BLOCK = 5
+_MAP_BLOCKS = 24
+_TALKS = 8
 _STYLES = {"busy": "bold blue", "ready": "green", "dead": "bold red", "quarantined": "bold red"}
 
 
@@ -107,6 +109,8 @@ def view(now: dict[str, Any]) -> Group:
     parts: list[Text | Table] = [_head(now), _lanes(now["lanes"])]
     if now["queue"]["groups"]:
         parts.append(_queue(now["queue"]))
+    if now["conversations"]:
+        parts.append(_conversations(now["conversations"][:_TALKS]))
     if now["errors"]["latest"]:
         parts.append(_errors(now["errors"]["latest"][:5]))
     return Group(*parts)
@@ -138,7 +142,7 @@ def _lanes(lanes: list[dict[str, Any]]) -> Table:
             curve(lane["tokens_per_s_curve"]),
             _time(lane["first_token_s"]),
             f"{100 * shares['cache']:.0f} % hit" if known else "-",
-            f"{100 * full:.0f} % full",
+            f"{100 * full:.0f} % full" + ("\n" + _map(cache["layers"]) if any(cache["layers"]) else ""),
             "\n".join(_work(work) for work in lane["work"]) or "-",
         )
     return table
@@ -162,6 +166,23 @@ def _queue(queue: dict[str, Any]) -> Table:
     if queue["more"]:
         table.add_row(f"and {queue['more']} more")
     return table
+
+
+def _conversations(talks: list[dict[str, Any]]) -> Table:
+    table = Table("conversation", "prompt tokens", "kept of them", "asked", box=None)
+    for talk in talks:
+        places = [f"{_plain(lane)} {tokens}" for lane, tokens in talk["lane_tokens"].items()]
+        places += [f"parked {talk['parked_tokens']}"] if talk["parked_tokens"] else []
+        who = _plain(talk["session"] or talk["tenant"])
+        table.add_row(who, str(talk["prompt_tokens"]), ", ".join(places) or "-", f"{_ago(talk['asked_s'])} ago")
+    return table
+
+
+def _map(layers: list[float]) -> str:
+    """A block for each layer, or for several that are beside each other: how much of it is in the lane's own cache."""
+    width = -(-len(layers) // _MAP_BLOCKS)
+    parts = [layers[start : start + width] for start in range(0, len(layers), width)]
+    return "".join(_BLOCKS[round(sum(part) / len(part) * (len(_BLOCKS) - 1))] for part in parts)
 
 
 def _errors(latest: list[dict[str, Any]]) -> Table:

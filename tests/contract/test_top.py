@@ -42,6 +42,14 @@ def shown(now: dict, width: int = 140) -> str:
     return captured.get()
 
 
+def test_the_cache_map_and_what_is_kept_of_conversations():
+    text = shown(snapshot(full()))
+    assert "▁▅▆" in text  # nothing, a half and three quarters of three layers
+    line = next(line for line in text.splitlines() if "parked" in line)
+    assert line.split("  ")[0].strip() == "agent"
+    assert "lane-0 128, lane-1 200, parked 192" in line
+
+
 async def test_once_in_a_terminal_and_as_json(tmp_path: Path) -> None:
     async with watched(tmp_path, script=Script(token_delay_s=0.02)) as seen:
         body = {**ASK, "max_tokens": 3500}
