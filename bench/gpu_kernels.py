@@ -18,7 +18,8 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,7 +34,7 @@ if importlib.util.find_spec("structlog") is None:  # a bare GPU host: nothing of
 from bench import gpu_cases, gpu_products, result
 from bench.gpu_attention import attention_cases
 from bench.gpu_cases import Case, ExpertLayer, Records, Sizes
-from lanes.kernels import experts
+from lanes.kernels import early, experts
 
 REPEATS = 30  # replays of a graph; the median counts
 COPY_BYTES = 2 << 30
@@ -153,6 +154,42 @@ def sweep(report: Report, sizes: Sizes, records: Records, until_s: float) -> Non
             print(f"best of {kind}: {min(found)[0]:.2f} µs with tile, warps {min(found)[1]}", flush=True)
 
 
+def whole_layer(cases: dict[str, Case]) -> list[Case]:
+    """A DeltaNet layer with resident experts, every launch of it in order: plainly, and each one begun early."""
+    mixing = ["stream: enter", "stream: lower", "stream: lift"]
+    block = ["products: into a DeltaNet", "deltanet: all three", "products: out of a DeltaNet"]
+    moe = ["shared: enter", "route", "experts: quantise", "experts: gate_up, down", "shared: leave"]
+    parts = [cases[name] for name in (*mixing, *block, *mixing, *moe)]
+
+    def plain(layer: int) -> None:
+        for part in parts:
+            part.layer(layer)
+
+    @contextmanager
+    def early_launches() -> Iterator[None]:
+        early.ENABLED = True
+        try:
+            yield
+        finally:
+            early.ENABLED = False
+
+    def begun_early(layer: int) -> None:
+        with early_launches():
+            plain(layer)
+
+    def check() -> None:
+        with early_launches():
+            for case in cases.values():
+                if case.check is not None and not case.name.startswith("attention"):
+                    case.check()
+
+    launches, moved = sum(part.launches for part in parts), sum(part.bytes for part in parts)
+    return [
+        Case("layer: DeltaNet and experts", launches, moved, plain),
+        Case("layer: the same, begun early", launches, moved, begun_early, check),
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 where a kernel failed."""
     started = time.monotonic()
@@ -185,10 +222,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]  # fmt: skip
         if ends:  # the keys of a long sequence are many: not for the rows between
             groups.append(attention_cases(sizes, rows, "cuda"))
+        cases: dict[str, Case] = {}
         for group in groups:
             for case in group:
+                cases[case.name] = case
                 if options.only in case.name and (ends or case.check) and report.elapsed_s < options.until_s:
                     report.run(case, rows, sizes.layers)
+        for case in whole_layer(cases):
+            if options.only in case.name and ends:
+                report.run(case, rows, sizes.layers)
         if rows == all_rows[0] and options.only in "sweep":
             sweep(report, sizes, records, 0.6 * options.until_s)
     report.save()

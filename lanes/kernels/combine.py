@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lanes.kernels import early
 from lanes.kernels.arithmetic import fma
 
 COLUMNS = 256  # of one program: ten programs a row of 2,560, 1 KiB of every y
@@ -24,12 +25,25 @@ def combine(
     hidden = out.shape[1]
     grid = (triton.cdiv(hidden, COLUMNS), rows)
     _combine[grid](
-        weights, y, y_cpu, slots, out, H=hidden, K=chosen, COLUMNS=COLUMNS, num_warps=2, enable_fp_fusion=False
+        weights,
+        y,
+        y_cpu,
+        slots,
+        out,
+        H=hidden,
+        K=chosen,
+        COLUMNS=COLUMNS,
+        num_warps=2,
+        enable_fp_fusion=False,
+        **early.options(),
     )
 
 
 @triton.jit
-def _combine(weights, y, y_cpu, slots, out, H: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr):
+def _combine(
+    weights, y, y_cpu, slots, out, H: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    early.behind(EARLY)
     row = tl.program_id(1)
     at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < H

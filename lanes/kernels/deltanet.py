@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lanes.kernels import early
 from lanes.models.qwen4_exp.deltanet import L2_EPS
 
 # Of the state in one program: 32 columns of 128 keys are 16 KiB; 48 heads of 128 columns are 192 programs, more than
@@ -72,7 +73,7 @@ def prepare(
         qkv, qkv.stride(0), ba, taps, rate, shift, tail, accepted, raw, pending.mixed, pending.decay, pending.beta,
         replay.mixed, replay.decay, replay.beta, R=qkv.shape[0], BEFORE=raw.shape[0], TAPS=shape.taps,
         A=shape.key_heads, N=shape.value_heads, NP=triton.next_power_of_2(shape.value_heads), D=shape.key_dim,
-        C=shape.channels, EPS=L2_EPS, num_warps=1,
+        C=shape.channels, EPS=L2_EPS, num_warps=1, **early.options(),
     )  # fmt: skip
 
 
@@ -85,7 +86,7 @@ def rule(
     _rule[(shape.value_dim // columns, shape.value_heads)](
         state, accepted, replay.mixed, replay.decay, replay.beta, pending.mixed, pending.decay, pending.beta, out,
         R=out.shape[0], BEFORE=replay.mixed.shape[0], A=shape.key_heads, N=shape.value_heads, K=shape.key_dim,
-        V=shape.value_dim, C=shape.channels, COLUMNS=columns, num_warps=4,
+        V=shape.value_dim, C=shape.channels, COLUMNS=columns, num_warps=4, **early.options(),
     )  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def finish(
     """result [R, N * V] of any float type = rms(out [R, N, V]) * norm [V] * gate(z [R, N * V], rows at any stride)."""
     rows, heads, value = out.shape
     _finish[(heads, rows)](
-        out, z, z.stride(0), norm, result, eps, N=heads, V=value, SILU=silu, num_warps=1
+        out, z, z.stride(0), norm, result, eps, N=heads, V=value, SILU=silu, num_warps=1, **early.options()
     )  # fmt: skip
 
 
@@ -115,9 +116,10 @@ def _column(i: tl.constexpr, at, qkv, stride, tail, raw, count, TAPS: tl.constex
 def _prepare(
     qkv, stride, ba, taps, rate, shift, tail, accepted, raw, mixed, decay, beta, old_mixed, old_decay, old_beta,
     R: tl.constexpr, BEFORE: tl.constexpr, TAPS: tl.constexpr, A: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
-    D: tl.constexpr, C: tl.constexpr, EPS: tl.constexpr,
+    D: tl.constexpr, C: tl.constexpr, EPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     # A program reads and moves its own channels only, so what it overwrites nobody else needs.
+    early.behind(EARLY)
     head = tl.program_id(0)
     count = tl.load(accepted)
     if head < 2 * A + N:
@@ -159,14 +161,15 @@ def _prepare(
 def _rule(
     state, accepted, before_mixed, before_decay, before_beta, mixed, decay, beta, out, R: tl.constexpr,
     BEFORE: tl.constexpr, A: tl.constexpr, N: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    COLUMNS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     keys = head // (N // A) * K + tl.arange(0, K)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     values = 2 * A * K + head * V + column
     place = state + head * (K * V) + tl.arange(0, K)[:, None] * V + column[None, :]
-    s = tl.load(place)  # [K, COLUMNS]
+    s = tl.load(place)  # [K, COLUMNS]: of no other launch of the window
+    early.behind(EARLY)
     count = tl.load(accepted)
     for r in tl.static_range(BEFORE):
         if r < count:
@@ -185,7 +188,10 @@ def _rule(
 
 
 @triton.jit
-def _finish(out, z, stride, norm, result, eps, N: tl.constexpr, V: tl.constexpr, SILU: tl.constexpr):
+def _finish(
+    out, z, stride, norm, result, eps, N: tl.constexpr, V: tl.constexpr, SILU: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    early.behind(EARLY)
     head, row = tl.program_id(0), tl.program_id(1)
     v = tl.arange(0, V)
     o = tl.load(out + (row * N + head) * V + v)

@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lanes.kernels import early
 from lanes.kernels.arithmetic import CHAINS, dot4_signed, dot4_unsigned, fma, gate, group_scale, quantised, tree
 from shared_experts.layout import PART_ALIGNMENT_BYTES, RecordLayout
 
@@ -55,7 +56,8 @@ def quantise_rows(x: torch.Tensor, rows: QuantisedRows, group: int) -> None:
     groups = hidden // group
     grid = (triton.cdiv(groups, 8), count)
     _quantise[grid](
-        x, rows.q, rows.scale, rows.correction, GROUPS=groups, G=group, num_warps=4, enable_fp_fusion=False
+        x, rows.q, rows.scale, rows.correction, GROUPS=groups, G=group, num_warps=4, enable_fp_fusion=False,
+        **early.options(),
     )  # fmt: skip
 
 
@@ -67,7 +69,7 @@ def gate_up(layout: RecordLayout, addresses: torch.Tensor, jobs: Jobs, x: Quanti
         addresses, jobs.expert, jobs.pairs, x.q, x.scale, x.correction, h,
         CODES=layout.gate_up_codes, SCALES=layout.gate_up_scales, H=layout.hidden, I=layout.intermediate,
         G=layout.format.group, BITS=layout.format.bits, K=chosen, R=rows, M=triton.next_power_of_2(rows),
-        TILE=GATE_TILE, num_warps=GATE_WARPS, enable_fp_fusion=False,
+        TILE=GATE_TILE, num_warps=GATE_WARPS, enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
 
 
@@ -79,7 +81,7 @@ def down(layout: RecordLayout, addresses: torch.Tensor, jobs: Jobs, h: torch.Ten
         addresses, jobs.expert, jobs.pairs, h, y,
         CODES=layout.down_codes, SCALES=layout.down_scales, H=layout.hidden, I=layout.intermediate,
         G=layout.format.group, BITS=layout.format.bits, R=rows, M=triton.next_power_of_2(rows), TILE=DOWN_TILE,
-        num_warps=DOWN_WARPS, enable_fp_fusion=False,
+        num_warps=DOWN_WARPS, enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
 
 
@@ -93,7 +95,8 @@ def _sizes(layout: RecordLayout, jobs: Jobs) -> tuple[int, int]:
 
 
 @triton.jit
-def _quantise(x, q, scale, correction, GROUPS: tl.constexpr, G: tl.constexpr):
+def _quantise(x, q, scale, correction, GROUPS: tl.constexpr, G: tl.constexpr, EARLY: tl.constexpr):
+    early.behind(EARLY)
     quantise_groups(x, q, scale, correction, GROUPS, G)
 
 
@@ -244,7 +247,8 @@ def _gate_up_rows(
 
 @triton.jit
 def _down_rows(
-    codes, scales, r, pair, h, y, H: tl.constexpr, I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr
+    codes, scales, r, pair, h, y, H: tl.constexpr, I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """y of M pairs (-1: none) for output elements r."""
     GROUPS: tl.constexpr = I // G
@@ -252,6 +256,7 @@ def _down_rows(
     total = tl.zeros((pair.shape[0], r.shape[0], CHAINS), tl.float32)
     codes0, s0 = _load(codes, scales, r, 0, GROUPS, WORDS)
     codes1, s1 = codes0, s0
+    early.behind(EARLY)
     for first in tl.static_range(0, GROUPS, CHAINS):
         if first + CHAINS < GROUPS:
             codes1, s1 = _load(codes, scales, r, first + CHAINS, GROUPS, WORDS)
@@ -279,8 +284,9 @@ def _job(addresses, experts, pairs, CODES: tl.constexpr, SCALES: tl.constexpr, R
 def _gate_up(
     addresses, experts, pairs, q, scale, correction, h, CODES: tl.constexpr, SCALES: tl.constexpr, H: tl.constexpr,
     I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, K: tl.constexpr, R: tl.constexpr, M: tl.constexpr,
-    TILE: tl.constexpr,
+    TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    early.behind(EARLY)
     work, codes, scales, pair, count = _job(addresses, experts, pairs, CODES, SCALES, R, M)
     r = tl.program_id(0) * TILE + tl.arange(0, TILE)
     if work:
@@ -298,15 +304,18 @@ def _gate_up(
 @triton.jit
 def _down(
     addresses, experts, pairs, h, y, CODES: tl.constexpr, SCALES: tl.constexpr, H: tl.constexpr, I: tl.constexpr,
-    G: tl.constexpr, BITS: tl.constexpr, R: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr,
+    G: tl.constexpr, BITS: tl.constexpr, R: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    # Only h is of the launch in front.
     work, codes, scales, pair, count = _job(addresses, experts, pairs, CODES, SCALES, R, M)
     r = tl.program_id(0) * TILE + tl.arange(0, TILE)
     if work:
         if M == 1:
-            _down_rows(codes, scales, r, pair, h, y, H, I, G, BITS)
+            _down_rows(codes, scales, r, pair, h, y, H, I, G, BITS, EARLY)
         else:
             if count == 1:
-                _down_rows(codes, scales, r, tl.max(pair, axis=0) + tl.arange(0, 1), h, y, H, I, G, BITS)
+                _down_rows(codes, scales, r, tl.max(pair, axis=0) + tl.arange(0, 1), h, y, H, I, G, BITS, EARLY)
             else:
-                _down_rows(codes, scales, r, pair, h, y, H, I, G, BITS)
+                _down_rows(codes, scales, r, pair, h, y, H, I, G, BITS, EARLY)
+    else:
+        early.behind(EARLY)

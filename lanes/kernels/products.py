@@ -17,6 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
+from lanes.kernels import early
+
 MOST_ROWS = 4
 PROGRAMS = 160  # at least, where the matrix has as many rows: a few more than there are multiprocessors
 _MOST_SUMS = 128  # of one thread, in registers
@@ -50,7 +52,7 @@ def product(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
     t = tile(matrix, x.shape[0])
     _product[(triton.cdiv(matrix.shape[0], t.rows),)](
         x, x.stride(0), matrix, out, out.stride(0), R=x.shape[0], M=t.padded, ROWS=matrix.shape[0], N=t.rows,
-        D=matrix.shape[1], STEP=t.step, num_warps=t.warps,
+        D=matrix.shape[1], STEP=t.step, num_warps=t.warps, **early.options(),
     )  # fmt: skip
 
 
@@ -64,33 +66,33 @@ def two_products(
     _two_products[(triton.cdiv(other.shape[0], o.rows) + triton.cdiv(matrix.shape[0], t.rows),)](
         x, x.stride(0), matrix, out, out.stride(0), other_x, other_x.stride(0), other, other_out, other_out.stride(0),
         R=x.shape[0], M=t.padded, ROWS=matrix.shape[0], N=t.rows, STEP=t.step, OTHER=other.shape[0], ON=o.rows,
-        OSTEP=o.step, D=matrix.shape[1], num_warps=t.warps,
+        OSTEP=o.step, D=matrix.shape[1], num_warps=t.warps, **early.options(),
     )  # fmt: skip
 
 
 @triton.jit
 def _product(
     x, x_row, matrix, out, out_row, R: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr,
-    D: tl.constexpr, STEP: tl.constexpr,
+    D: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * N + tl.arange(0, N)
-    write(out, out_row, n, dots(x, x_row, matrix, n, ROWS, R, M, D, STEP), ROWS, R, M)
+    write(out, out_row, n, dots(x, x_row, matrix, n, ROWS, R, M, D, STEP, EARLY), ROWS, R, M)
 
 
 @triton.jit
 def _two_products(
     x, x_row, matrix, out, out_row, other_x, other_x_row, other, other_out, other_row, R: tl.constexpr, M: tl.constexpr,
     ROWS: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, OTHER: tl.constexpr, ON: tl.constexpr,
-    OSTEP: tl.constexpr, D: tl.constexpr,
+    OSTEP: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     OTHERS: tl.constexpr = (OTHER + ON - 1) // ON
     program = tl.program_id(0)
     if program < OTHERS:
         o = program * ON + tl.arange(0, ON)
-        write(other_out, other_row, o, dots(other_x, other_x_row, other, o, OTHER, R, M, D, OSTEP), OTHER, R, M)
+        write(other_out, other_row, o, dots(other_x, other_x_row, other, o, OTHER, R, M, D, OSTEP, EARLY), OTHER, R, M)
     else:
         n = (program - OTHERS) * N + tl.arange(0, N)
-        write(out, out_row, n, dots(x, x_row, matrix, n, ROWS, R, M, D, STEP), ROWS, R, M)
+        write(out, out_row, n, dots(x, x_row, matrix, n, ROWS, R, M, D, STEP, EARLY), ROWS, R, M)
 
 
 @triton.jit
@@ -102,9 +104,10 @@ def write(out, out_row, n, values, ROWS: tl.constexpr, R: tl.constexpr, M: tl.co
 
 @triton.jit
 def dots(
-    x, x_row, matrix, n, ROWS: tl.constexpr, R: tl.constexpr, M: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr
+    x, x_row, matrix, n, ROWS: tl.constexpr, R: tl.constexpr, M: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """fp32 [M, N]: x[r] . matrix[n]; zeros for rows that do not exist."""
+    """fp32 [M, N]: x[r] . matrix[n]; zeros for rows that do not exist. Says `behind` once the matrix is on its way."""
     N: tl.constexpr = n.shape[0]
     m = tl.arange(0, M)
     d = tl.arange(0, STEP)[None, None, :]
@@ -113,6 +116,7 @@ def dots(
     x_at, x_known = x + m[:, None, None] * x_row + d, (m < R)[:, None, None]
     total = tl.zeros((M, N, STEP), tl.float32)
     w = tl.load(w_at, mask=w_known & (d < D), other=0.0)  # the compiler knows d < D where the step divides D
+    early.behind(EARLY)
     following = w
     for first in tl.static_range(0, D, STEP):
         if first + STEP < D:  # on its way while this step is computed

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lanes.kernels import early
 from lanes.kernels.experts import MOST_ROWS, Jobs
 from lanes.kernels.jobs import MOST_EXPERTS, assign
 
@@ -46,6 +47,7 @@ def route(
         out.jobs.pairs, out.slots, R=rows, RP=padded, K=chosen, E=experts, EP=triton.next_power_of_2(experts),
         JP=triton.next_power_of_2(rows * chosen), NORMALISE=normalise,
         num_warps=padded,  # a warp a row: the K searches need no barrier
+        **early.options(),
     )  # fmt: skip
 
 
@@ -53,7 +55,9 @@ def route(
 def _route(
     logits, stride, resident, cpu_of_misses, uses, ids, weights, job_expert, job_pairs, slots, R: tl.constexpr,
     RP: tl.constexpr, K: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, JP: tl.constexpr, NORMALISE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    early.behind(EARLY)
     r = tl.arange(0, RP)
     e = tl.arange(0, EP)
     inside = (r < R)[:, None] & (e < E)[None, :]

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lanes.kernels import early
 from lanes.kernels.arithmetic import fma
 from lanes.kernels.products import dots, tile, write
 
@@ -30,7 +31,7 @@ def enter(
     r = tile(router, rows, warps=t.warps)
     _enter[(triton.cdiv(router.shape[0], r.rows) + triton.cdiv(inner, t.rows),)](
         u, router, logits, rounded, gate_up, h, R=rows, M=t.padded, ROUTED=router.shape[0], RN=r.rows, RSTEP=r.step,
-        I=inner, N=t.rows, STEP=t.step, D=u.shape[1], num_warps=t.warps,
+        I=inner, N=t.rows, STEP=t.step, D=u.shape[1], num_warps=t.warps, **early.options(),
     )  # fmt: skip
 
 
@@ -47,35 +48,36 @@ def leave(
     t = tile(down, rows)
     _leave[(triton.cdiv(hidden, t.rows),)](
         h, down, gate, gate.stride(0), weights, y, y_cpu, slots, out, R=rows, M=t.padded, K=chosen, H=hidden, N=t.rows,
-        D=inner, STEP=t.step, num_warps=t.warps, enable_fp_fusion=False,
+        D=inner, STEP=t.step, num_warps=t.warps, enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
 
 
 @triton.jit
 def _enter(
     u, router, logits, rounded, gate_up, h, R: tl.constexpr, M: tl.constexpr, ROUTED: tl.constexpr, RN: tl.constexpr,
-    RSTEP: tl.constexpr, I: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr,
+    RSTEP: tl.constexpr, I: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     ROUTERS: tl.constexpr = (ROUTED + RN - 1) // RN
     program = tl.program_id(0)
     if program < ROUTERS:
         e = program * RN + tl.arange(0, RN)
-        write(logits, ROUTED, e, dots(u, D, router, e, ROUTED, R, M, D, RSTEP), ROUTED, R, M)
+        write(logits, ROUTED, e, dots(u, D, router, e, ROUTED, R, M, D, RSTEP, EARLY), ROUTED, R, M)
     else:
         n = (program - ROUTERS) * N + tl.arange(0, N)
-        gate = dots(rounded, D, gate_up, n, I, R, M, D, STEP)
-        up = dots(rounded, D, gate_up + I * D, n, I, R, M, D, STEP)
+        gate = dots(rounded, D, gate_up, n, I, R, M, D, STEP, EARLY)
+        up = dots(rounded, D, gate_up + I * D, n, I, R, M, D, STEP, EARLY)
         write(h, I, n, gate / (1.0 + tl.exp(-gate)) * up, I, R, M)
 
 
 @triton.jit
 def _leave(
     h, down, gates, gate_row, weights, y, y_cpu, slots, out, R: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
-    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * N + tl.arange(0, N)
     m = tl.arange(0, M)
     row = (m < R)[:, None] & (n < H)[None, :]
+    shared = dots(h, D, down, n, H, R, M, D, STEP, EARLY)
     total = tl.zeros((M, N), tl.float32)
     for k in tl.static_range(K):
         pair = m * K + k
@@ -85,7 +87,6 @@ def _leave(
         b = tl.load(y_cpu + slot[:, None] * H + at, mask=row & (here == 0), other=0.0)
         weight = tl.load(weights + pair, mask=m < R, other=0.0)[:, None] + tl.zeros((M, N), tl.float32)
         total = fma(weight, tl.where(here, a, b), total)
-    shared = dots(h, D, down, n, H, R, M, D, STEP)
     gate = tl.load(gates + m * gate_row, mask=m < R, other=0.0)
     total += shared / (1.0 + tl.exp(-gate))[:, None]
     write(out, H, n, total, H, R, M)

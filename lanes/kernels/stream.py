@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lanes.kernels import early
 from lanes.kernels.products import dots, tile, write
 
 MIX_COLUMNS = 256  # of one program of mix: ten a row of 2,560
@@ -31,7 +32,7 @@ def enter(
     rows, streams, hidden = x.shape
     _enter[(streams, rows)](
         x, result, injection, norm, normed, rounded, eps, S=streams, H=hidden, HP=triton.next_power_of_2(hidden),
-        num_warps=8,  # ten values a thread at 2,560: one program a stream, its sum in one pass
+        num_warps=8, **early.options(),  # ten values a thread at 2,560: one program a stream, its sum in one pass
     )  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def squash(low: torch.Tensor, squashed: torch.Tensor, injection: torch.Tensor) -
     streams = injection.shape[1]
     _squash[(rows,)](
         low, squashed, injection, W=low.shape[1], L=lowrank, LP=triton.next_power_of_2(lowrank), S=streams,
-        SP=triton.next_power_of_2(streams), INJECTS=low.shape[1] > lowrank, num_warps=2,
+        SP=triton.next_power_of_2(streams), INJECTS=low.shape[1] > lowrank, num_warps=2, **early.options(),
     )  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def mix(up: torch.Tensor, normed: torch.Tensor, u: torch.Tensor, rounded: torch.
     """u fp32 [R, H] and rounded (any float) [R, H] = mean over streams of sigmoid(up) * normed, both fp32 [R, S, H]."""
     rows, streams, hidden = normed.shape
     _mix[(triton.cdiv(hidden, MIX_COLUMNS), rows)](
-        up, normed, u, rounded, S=streams, H=hidden, COLUMNS=MIX_COLUMNS, num_warps=2
+        up, normed, u, rounded, S=streams, H=hidden, COLUMNS=MIX_COLUMNS, num_warps=2, **early.options()
     )
 
 
@@ -59,7 +60,7 @@ def lower(rounded: torch.Tensor, down: torch.Tensor, squashed: torch.Tensor, inj
     t = tile(down, rows)
     _lower[(triton.cdiv(down.shape[0], t.rows),)](
         rounded, down, squashed, injection, R=rows, M=t.padded, W=down.shape[0], L=squashed.shape[1], S=streams,
-        N=t.rows, D=streams * hidden, STEP=t.step, num_warps=t.warps,
+        N=t.rows, D=streams * hidden, STEP=t.step, num_warps=t.warps, **early.options(),
     )  # fmt: skip
 
 
@@ -73,17 +74,17 @@ def lift(
     columns = max(1, t.rows // padded)
     _lift[(triton.cdiv(hidden, columns),)](
         squashed, up, normed, u, rounded, R=rows, M=t.padded, S=streams, SP=padded, H=hidden, COLUMNS=columns,
-        D=squashed.shape[1], STEP=t.step, num_warps=t.warps,
+        D=squashed.shape[1], STEP=t.step, num_warps=t.warps, **early.options(),
     )  # fmt: skip
 
 
 @triton.jit
 def _lower(
     rounded, down, squashed, injection, R: tl.constexpr, M: tl.constexpr, W: tl.constexpr, L: tl.constexpr,
-    S: tl.constexpr, N: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+    S: tl.constexpr, N: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * N + tl.arange(0, N)
-    low = dots(rounded, D, down, n, W, R, M, D, STEP) / S  # [M, N]
+    low = dots(rounded, D, down, n, W, R, M, D, STEP, EARLY) / S  # [M, N]
     gate = 1.0 / (1.0 + tl.exp(-low))
     write(squashed, L, n, low * gate, L, R, M)
     if W > L:
@@ -95,14 +96,14 @@ def _lower(
 @triton.jit
 def _lift(
     squashed, up, normed, u, rounded, R: tl.constexpr, M: tl.constexpr, S: tl.constexpr, SP: tl.constexpr,
-    H: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr,
+    H: tl.constexpr, COLUMNS: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     # All streams of some columns: row s * COLUMNS + i of the tile is stream s, column first + i.
     h = tl.program_id(0) * COLUMNS + tl.arange(0, SP * COLUMNS) % COLUMNS
     stream = tl.arange(0, SP * COLUMNS) // COLUMNS
     known = (stream < S) & (h < H)
     n = tl.where(known, stream * H + h, S * H)  # past the matrix: zeros
-    mixed = 1.0 / (1.0 + tl.exp(-dots(squashed, D, up, n, S * H, R, M, D, STEP)))  # [M, SP * COLUMNS]
+    mixed = 1.0 / (1.0 + tl.exp(-dots(squashed, D, up, n, S * H, R, M, D, STEP, EARLY)))  # [M, SP * COLUMNS]
     m = tl.arange(0, M)
     mixed *= tl.load(normed + m[:, None] * (S * H) + n[None, :], mask=(m < R)[:, None] & known[None, :], other=0.0)
     value = tl.sum(tl.reshape(mixed, (M, SP, COLUMNS)), axis=1) / S
@@ -113,8 +114,10 @@ def _lift(
 
 @triton.jit
 def _enter(
-    x, result, injection, norm, normed, rounded, eps, S: tl.constexpr, H: tl.constexpr, HP: tl.constexpr
+    x, result, injection, norm, normed, rounded, eps, S: tl.constexpr, H: tl.constexpr, HP: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    early.behind(EARLY)
     stream, row = tl.program_id(0), tl.program_id(1)
     h = tl.arange(0, HP)
     inside = h < H
@@ -132,8 +135,9 @@ def _enter(
 @triton.jit
 def _squash(
     low, squashed, injection, W: tl.constexpr, L: tl.constexpr, LP: tl.constexpr, S: tl.constexpr, SP: tl.constexpr,
-    INJECTS: tl.constexpr,
+    INJECTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    early.behind(EARLY)
     row = tl.program_id(0)
     i = tl.arange(0, LP)
     value = tl.load(low + row * W + i, mask=i < L, other=0.0) / S
@@ -145,7 +149,8 @@ def _squash(
 
 
 @triton.jit
-def _mix(up, normed, u, rounded, S: tl.constexpr, H: tl.constexpr, COLUMNS: tl.constexpr):
+def _mix(up, normed, u, rounded, S: tl.constexpr, H: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+    early.behind(EARLY)
     row = tl.program_id(1)
     at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < H
