@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LEAST_CAPABILITY = (9, 0)
@@ -33,7 +34,7 @@ def options() -> dict[str, Any]:
 
 
 @triton.jit
-def behind(EARLY: triton.language.constexpr):
+def behind(EARLY: tl.constexpr):
     """All earlier launches have ended, and what they wrote is seen; the next one may begin."""
     if EARLY:
         gdc_wait()
