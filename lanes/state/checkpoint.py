@@ -28,7 +28,8 @@ class Checkpoint:
         """A copy of where the state is now."""
         assert not state.broken, "a state that a pass left half-advanced is no state"
         waiting = state.draft.waiting if state.draft else 0
-        return cls(state.length, tuple(tensor.clone() for tensor in state.fixed()), waiting)
+        # In host memory, where everything that waits lies.
+        return cls(state.length, tuple(tensor.to("cpu", copy=True) for tensor in state.fixed()), waiting)
 
     def into(self, state: SequenceState) -> None:
         """Takes the state back, or on, to this position; its rows before it must be these tokens'."""

@@ -142,8 +142,8 @@ class SequenceState:
     """All layers' state of one sequence; `length` tokens are in it."""
 
     __slots__ = (
-        "attention", "broken", "capacity_tokens", "context_ids", "draft", "length", "ngram", "recurrent", "shape",
-        "trial",
+        "__weakref__", "attention", "broken", "capacity_tokens", "context_ids", "draft", "length", "ngram", "recurrent",
+        "seated", "shape", "trial",
     )  # fmt: skip
 
     def __init__(
@@ -162,6 +162,7 @@ class SequenceState:
                 return torch.empty(size, dtype=dtype, device=device)
 
         self.shape, self.capacity_tokens = shape, capacity_tokens
+        self.seated = False  # its tensors are those of a `Seat`
         self.attention = {layer: AttentionState(s, allocate) for layer, s in shape.attention.items()}
         self.recurrent = {layer: RecurrentState(s, allocate) for layer, s in shape.recurrent.items()}
         self.ngram = {layer: NgramState(s, allocate) for layer, s in shape.ngram.items()}
@@ -184,7 +185,7 @@ class SequenceState:
 
     def erase(self) -> None:
         """Zeroes every buffer, so that freed memory holds nobody's state; the sequence is empty then."""
-        for tensor in (*self.rows(0, self.allocated_tokens), *self.fixed()):
+        for tensor in (*self.rows(0, self._buffer_rows), *self.fixed()):
             tensor.zero_()
         self.reset()
 
@@ -201,7 +202,11 @@ class SequenceState:
 
     @property
     def allocated_tokens(self) -> int:
-        """For how many tokens the buffers have rows now; at least 1."""
+        """For how many tokens the buffers have rows now, or need them once it has left its seat; at least 1."""
+        return max(1, self.length) if self.seated else self._buffer_rows
+
+    @property
+    def _buffer_rows(self) -> int:
         return max((1, *(attention.rows for attention in self.attention.values())))
 
     @property
