@@ -196,10 +196,11 @@ def check_pack(pack: Path) -> Path:
     return pack.resolve()
 
 
-def check_device(device: str) -> None:
-    """BadOption, in a lane's own words, for a device that no lane runs on."""
-    if device == "cuda":
-        raise BadOption("--device: 'cuda' is not served by this version; lanes run on 'cpu'")
+def lane_budget(device: str, asked_bytes: int | None) -> int:
+    """A lane's --vram-budget. BadOption on a GPU, all of whose memory for a lane it is, where none is said."""
+    if asked_bytes is None and device == "cuda":
+        raise BadOption("--vram-budget: say how much memory of its GPU a lane may take in all, such as 16GiB")
+    return parse_size(DEFAULT_CPU_BUDGET) if asked_bytes is None else asked_bytes
 
 
 def choose_address(address: Address, *, remove_stale: bool = True) -> Address:

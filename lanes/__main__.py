@@ -31,20 +31,21 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {error.code}: {error}", file=sys.stderr)
         return EXIT_CONFIG
-    _prepare(config.cores)
+    _prepare(config.cores, gpu=config.device == "cuda")
     from lanes.process import run
 
     return run(config)
 
 
-def _prepare(cores: tuple[int, ...]) -> None:
+def _prepare(cores: tuple[int, ...], *, gpu: bool = False) -> None:
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold prompts
     os.sched_setaffinity(0, cores)  # every thread from here on inherits it
     # Helpers of torch that wait for work must sleep: spinning, they take the cores from kernel and neighbours.
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ["OMP_NUM_THREADS"] = str(len(cores))
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if not gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 if __name__ == "__main__":

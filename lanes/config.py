@@ -95,8 +95,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], allowed_cores: frozen
         raise ConfigError(f"EXPERT_ISA: {isa!r} is not one of {', '.join(_ISAS)}")
     if options.device == "cuda" and options.kv == "int8":
         raise ConfigError("--kv: 'int8' is for lanes on the cpu")
-    if options.device == "cuda":
-        raise ConfigError("--device: 'cuda' is not served by this version; lanes run on 'cpu'")
     listen: Path = options.listen
     return LaneConfig(
         owner=options.owner,
@@ -137,7 +135,7 @@ def _parser(allowed_cores: frozenset[int]) -> _Parser:
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where the dense layers run (default: cpu)")
     add("--listen", required=True, type=_listen, metavar="unix:PATH", help="where to serve")
     add("--vram-budget", required=True, type=_checked(parse_bytes), metavar="BYTES",
-        help="size of the private expert cache, for example 2GiB; 0 keeps no expert")  # fmt: skip
+        help="cpu: size of the private expert cache, 0 keeps no expert; cuda: all GPU memory of the lane")  # fmt: skip
     add("--state-budget", type=_checked(parse_bytes), metavar="BYTES", default=limits.DEFAULT_STATE_BYTES,
         help="memory for conversations that wait, beside the one that runs (default: 512MiB)")  # fmt: skip
     add("--park", type=_socket_path, metavar="SOCKET",

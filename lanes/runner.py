@@ -78,6 +78,9 @@ class Model(Protocol):
     def erase(self) -> None:
         """Zeroes what buffers hold of earlier windows."""
 
+    def settle(self, state: SequenceState) -> None:
+        """Whatever an earlier window still owes the state is in it afterwards."""
+
     def commit(self, state: SequenceState, rows: int) -> None:
         """The first rows of the state's trial window belong to the sequence."""
 
@@ -130,6 +133,7 @@ class ModelRunner:
 
     def checkpoint(self, slot: int) -> None:
         """Copies what each token overwrites."""
+        self._model.settle(self._states[slot])
         self._conversations.checkpoint(slot)
 
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:
@@ -180,6 +184,7 @@ class ModelRunner:
         if (trial := self._states[slot].trial) is not None:
             trial.erase()
             self._states[slot].trial = None
+        self._model.settle(self._states[slot])
         if slot in self._conversations:
             self._conversations.end(slot)
         else:

@@ -149,7 +149,16 @@ def cpu_parts(opened: Opened) -> Parts:
     return Parts(kernel, store, model, states, context_tokens, cache)
 
 
-def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Opened], Parts] = cpu_parts) -> Lane:
+def _maker(device: str) -> Callable[[Opened], Parts]:
+    """What makes a device's parts; a CPU lane loads nothing of a GPU's."""
+    if device == "cpu":
+        return cpu_parts
+    from lanes.startup_cuda import cuda_parts
+
+    return cuda_parts
+
+
+def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
     """A lane as configured, its expert cache after `policy`; raises StartError or the typed errors of the parts."""
     with contextlib.ExitStack() as stack:
         began_s = time.monotonic()
@@ -173,7 +182,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive, make: Callable[[Open
         counters = Counters()
         torch.set_num_threads(len(config.cores))
         opened = Opened(config, pack, region, policy, counters, stack)
-        parts = make(opened)
+        parts = _maker(config.device)(opened)
         kernel, experts, model, states = parts.kernel, parts.experts, parts.model, parts.states
         keeper = None
         if config.profiles is not None and policy is adaptive:

@@ -21,7 +21,7 @@ from coordinator.cli.answer import Collected, ask
 from coordinator.cli.lane_options import LANE_OPTIONS, collect, given_here, lane_options
 from coordinator.cli.progress import Progress
 from coordinator.cli.sampling_options import IDS, fill, sampling_options
-from coordinator.config import check_device, check_pack
+from coordinator.config import check_pack, lane_budget
 from coordinator.errors import EmptyPrompt, Interrupted
 from coordinator.host.lane_options import LaneOptions
 from coordinator.host.solo import solo
@@ -96,7 +96,7 @@ def command(
         answer = asyncio.run(ask(address, request, _shown(as_json), timeout_s=timeout_s, tls=trust))
     else:
         assert pack is not None
-        check_device(lane["device"])
+        lane["vram_budget_bytes"] = lane_budget(lane["device"], lane["vram_budget_bytes"])
         options = collect(check_pack(pack), log_json=False, **lane)
         _check_fits(options, prompt_ids)
         progress = Progress()

@@ -21,8 +21,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
-    click.option("--vram-budget", "vram_budget_bytes", type=SIZE, default=DEFAULT_CPU_BUDGET, show_default=True,
-                 metavar="SIZE", help="Bytes of each lane's expert cache, such as 2GiB; on cpu of host memory."),
+    click.option("--vram-budget", "vram_budget_bytes", type=SIZE, metavar="SIZE",
+                 help="cuda: all memory of its GPU that a lane may take, such as 16GiB. cpu: host memory of each "
+                      f"lane's expert cache; {DEFAULT_CPU_BUDGET} unless said."),
     click.option("--context", "context_tokens", type=CONTEXT, metavar="N",
                  help="Prompt and answer tokens. Default: the model's."),
     click.option("--prefill-chunk", "prefill_chunk_tokens", type=CHUNK, metavar="N",

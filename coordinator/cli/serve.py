@@ -26,9 +26,9 @@ from coordinator.config import (
     LANES_MAX,
     Address,
     ServeConfig,
-    check_device,
     check_pack,
     check_reach,
+    lane_budget,
     named_tenants,
 )
 from coordinator.errors import BadAddress
@@ -98,7 +98,7 @@ def command(
 ) -> None:
     """Serve PACK: one region owner, N lanes and a coordinator, until Ctrl-C (a second one does not wait)."""
     configure_logging(json_lines=log_json, process="supervisor", level="info" if log_json else "warning")
-    check_device(lane["device"])
+    lane["vram_budget_bytes"] = lane_budget(lane["device"], lane["vram_budget_bytes"])
     tenants, tls = named_tenants(tenants, dict(os.environ)), named_tls(tls_cert, tls_key)
     try:
         for address in (http, grpc):

@@ -55,6 +55,10 @@ class Model(Protocol):
         """Zeroes what buffers hold of earlier windows: the next one is another tenant's."""
         ...
 
+    def settle(self, state: SequenceState) -> None:
+        """Whatever an earlier window still owes the state is in it afterwards: before it is copied or waits."""
+        ...
+
     def commit(self, state: SequenceState, rows: int) -> None:
         """The first `rows` rows of the state's trial window belong to the sequence, the others never were."""
         ...

@@ -409,6 +409,9 @@ NO_BOUND = {
     "lanes.CHECKPOINT_GAP_TOKENS": "a distance",
     "lanes.SCRATCH_BYTES": "more is worked off in parts",
     "lanes.GPU_SWAP_BYTES_PER_WINDOW": "more waits for the next window",
+    "lanes.CUDA_CONTEXT_BYTES": "a part of a budget, set aside",
+    "lanes.CUDA_WORKSPACE_BYTES": "a part of a budget, set aside",
+    "lanes.VRAM_RESERVE_BYTES": "a part of a budget, set aside",
     "lanes.SWAP_BYTES_PER_WINDOW": "more waits for the next window",
     "shared_experts.BLOCK_BYTES": "more is read in parts",
 }

@@ -7,12 +7,13 @@ import pytest
 from coordinator.config import (
     CONTEXT_MAX,
     CONTEXT_MIN,
+    DEFAULT_CPU_BUDGET,
     PREFILL_CHUNK_MAX,
     SIZE_MAX_BYTES,
     Address,
-    check_device,
     check_pack,
     choose_address,
+    lane_budget,
     parse_size,
     split_cores,
 )
@@ -159,8 +160,9 @@ def test_sizes_end_where_a_lane_ends():
         parse_size(str(SIZE_MAX_BYTES + 1))
 
 
-def test_a_device_is_refused_in_the_words_of_a_lane():
-    check_device("cpu")
-    with pytest.raises(BadOption) as refused:
-        check_device("cuda")
-    assert str(refused.value) == lane_takes("--device", "cuda")
+def test_a_lane_on_a_gpu_is_told_its_share():
+    assert lane_budget("cpu", None) == parse_size(DEFAULT_CPU_BUDGET)
+    assert lane_budget("cpu", 5) == lane_budget("cuda", 5) == 5
+    with pytest.raises(BadOption, match="--vram-budget: say how much"):
+        lane_budget("cuda", None)
+    assert lane_takes("--device", "cuda") is None

@@ -130,6 +130,11 @@ class GpuExperts:
         """Only the first rows of the window were right: what the others chose is no use to come back for."""
         self._kept = rows
 
+    def erase(self) -> None:
+        """Zeroes what buffers hold of earlier windows: the next one is another tenant's."""
+        for work in self._work:
+            work.erase()
+
     def end_window(self) -> None:
         """The safe point, once the stream has finished: counts, lets the cache turn over, publishes its table.
 

@@ -23,6 +23,12 @@ class Workspace:
     h: torch.Tensor  # fp32 [P, I]
     y: torch.Tensor  # fp32 [P, H]
 
+    def erase(self) -> None:
+        """Zeroes what is left of earlier rows."""
+        rows = self.x
+        for tensor in (rows.q, rows.scale, rows.correction, self.slots, self.h, self.y):
+            tensor.zero_()
+
     @classmethod
     def of(cls, layout: RecordLayout, rows: int, chosen: int, device: torch.device) -> Workspace:
         """For windows of `rows`."""

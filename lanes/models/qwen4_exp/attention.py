@@ -33,7 +33,7 @@ class Attention:
     """One layer's QSA attention."""
 
     def __init__(self, spec: Spec, weights: Weights, layer: int) -> None:
-        self._spec, self._layer = spec, layer
+        self._spec, self.layer = spec, layer
         heads, keys = 2 * spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         index = (spec.index_heads + 1) * spec.index_dim
         parts = (("q_proj", heads), ("k_proj", keys), ("v_proj", keys))
@@ -68,7 +68,7 @@ class Attention:
         index_q = self.indexer.queries(index_q, rows.rotation)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for run in rows.runs:
-            state, part = run.state.attention[self._layer], run.rows
+            state, part = run.state.attention[self.layer], run.rows
             self._write(state, run, k[part], v[part], raw_keys[part])
             self._attend(q[part], index_q[part], state, run, out[part])
         out *= gate.sigmoid()
@@ -86,7 +86,7 @@ class Attention:
         k = rotate(rms(k, self._spec.eps) * self.norm_k, cos, sin)
         raw_keys = product(u, self.inputs[-self._spec.index_dim :])
         for run in rows.runs:
-            self._write(run.state.attention[self._layer], run, k[run.rows], v[run.rows], raw_keys[run.rows])
+            self._write(run.state.attention[self.layer], run, k[run.rows], v[run.rows], raw_keys[run.rows])
 
     def _write(self, state: AttentionState, run: Run, k: torch.Tensor, v: torch.Tensor, raw_keys: torch.Tensor) -> None:
         """k, v: [T, KV, D]; raw_keys: [T, J]."""

@@ -28,7 +28,7 @@ class DeltaNet:
     """One layer's Gated DeltaNet."""
 
     def __init__(self, spec: Spec, weights: Weights, layer: int) -> None:
-        self._spec, self._layer = spec, layer
+        self._spec, self.layer = spec, layer
         wide = spec.value_heads * spec.value_dim
         self.inputs = weights.matrix(
             ("in_proj_qkv.weight", spec.conv_channels), ("in_proj_z.weight", wide), columns=spec.hidden
@@ -56,12 +56,12 @@ class DeltaNet:
         out = torch.empty_like(v)  # [R, N, V]
         for run in rows.runs:
             part = run.rows
-            matrix, steps = run.state.recurrent[self._layer].matrix, (q[part], k[part], v[part], g[part], beta[part])
+            matrix, steps = run.state.recurrent[self.layer].matrix, (q[part], k[part], v[part], g[part], beta[part])
             if run.trial is None:
                 out[part] = delta_rule(matrix, *steps)
             else:
                 out[part] = recurrent(run.trial.copy_of(matrix), *steps)
-                run.trial.recurrent[self._layer] = RecurrentInputs(steps, qkv[part])
+                run.trial.recurrent[self.layer] = RecurrentInputs(steps, qkv[part])
         gate = z.view_as(out)
         gate = gate.sigmoid() if spec.gate == "sigmoid" else F.silu(gate)
         out = (rms(out, spec.eps) * self.norm).mul_(gate)
@@ -72,7 +72,7 @@ class DeltaNet:
         spec = self._spec
         mixed = torch.empty_like(qkv)
         for run in rows.runs:
-            tail = run.state.recurrent[self._layer].conv
+            tail = run.state.recurrent[self.layer].conv
             columns = torch.cat((tail, qkv[run.rows]))
             mixed[run.rows] = causal_conv(columns, self.taps)
             if run.trial is None:

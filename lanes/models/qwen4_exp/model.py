@@ -126,6 +126,9 @@ class Qwen4Exp:
             state.length, state.broken = run.stop, False
         return logits
 
+    def settle(self, state: SequenceState) -> None:
+        """Nothing: every window leaves its states whole."""
+
     @torch.no_grad()
     def commit(self, state: SequenceState, rows: int) -> None:
         """The first `rows` rows of the state's trial window belong to the sequence, the others never were."""

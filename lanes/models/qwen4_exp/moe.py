@@ -25,7 +25,7 @@ class Moe:
     """One layer's experts."""
 
     def __init__(self, spec: Spec, weights: Weights, layer: int, experts: Experts) -> None:
-        self._spec, self._layer, self.experts = spec, layer, experts
+        self._spec, self.layer, self.experts = spec, layer, experts
         self.router = weights.matrix(
             ("gate.weight", spec.experts), ("shared_expert_gate.weight", 1), columns=spec.hidden, dtype=torch.float32
         )  # [E + 1, H]
@@ -41,8 +41,8 @@ class Moe:
         if rows.near is None:
             ids, weights = route(scores[:, :-1], k, normalise)
         else:
-            ids, weights = rows.near.route(self._layer, scores[:, :-1], k, normalise)
-        out = self.experts.forward(self._layer, u, ids, weights)
+            ids, weights = rows.near.route(self.layer, scores[:, :-1], k, normalise)
+        out = self.experts.forward(self.layer, u, ids, weights)
         gate, up = product(u, self.gate_up).chunk(2, dim=1)
         return out.addcmul_(scores[:, -1:].sigmoid(), product(F.silu(gate) * up, self.down))
 

@@ -75,7 +75,7 @@ class NgramLayer:
     """One layer's n-gram embedding, added to all streams."""
 
     def __init__(self, spec: Spec, weights: Weights, layer: int, table: NgramTable) -> None:
-        self._spec, self._layer, self.table = spec, layer, table
+        self._spec, self.layer, self.table = spec, layer, table
         self._asked = torch.empty(0, dtype=torch.int64)  # row ids of the window that runs, [R, N]
         wide = spec.streams * spec.hidden
         self.key_value = weights.matrix(
@@ -93,6 +93,12 @@ class NgramLayer:
         histories = [torch.cat((run.state.context_ids, rows.token_ids[run.rows])) for run in rows.runs]
         self._asked = torch.cat([self._row_ids(history) for history in histories])
         self.table.prefetch(self._asked)
+
+    def rows_of(self, history: torch.Tensor) -> torch.Tensor:
+        """fp32 [R, D] of the last R tokens of `history`: what `begin` asks for and the layer reads, at once."""
+        asked = self._row_ids(history)
+        self.table.prefetch(asked)
+        return self.table.rows(asked)
 
     def hint(self, history: torch.Tensor) -> None:
         """A later window will have these ids, all but the first ngram_order - 1 of which are its rows."""
@@ -118,13 +124,13 @@ class NgramLayer:
         normed = (rms(gated, spec.eps) * self.norm_conv).flatten(1)
         x += gated
         for run in rows.runs:
-            tail = run.state.ngram[self._layer].conv
+            tail = run.state.ngram[self.layer].conv
             columns = torch.cat((tail, normed[run.rows]))
             x[run.rows] += F.silu(causal_conv(columns, self.taps, spec.ngram_order)).view(-1, *x.shape[1:])
             if run.trial is None:
                 tail.copy_(columns[-tail.shape[0] :])
             else:
-                run.trial.ngram[self._layer] = normed[run.rows]
+                run.trial.ngram[self.layer] = normed[run.rows]
         return x
 
     def _row_ids(self, history: torch.Tensor) -> torch.Tensor:

@@ -71,10 +71,26 @@ def prepare(window: Window, states: Mapping[int, SequenceState], spec: Spec, rot
 
     Raises `WindowError` before anything changed, or the state's own error when it has no room.
     """
+    check(window, states, spec)
+    ids = window.token_ids
+    runs: list[Run] = []
+    for slot, first, end in window.runs():
+        state = states[slot]
+        start, stop = state.length, state.length + end - first
+        size = spec.index_block_tokens
+        blocks = rotary.at(torch.arange(start // size, stop // size) * size)
+        runs.append(Run(state, first, end, start, stop, blocks, Trial(ids[first:end]) if window.trial else None))
+    for run in runs:
+        run.state.reserve(run.stop)
+        run.state.trial = None
+    return Rows(ids, tuple(runs), rotary.at(window.positions))
+
+
+def check(window: Window, states: Mapping[int, SequenceState], spec: Spec) -> None:
+    """Raises `WindowError` where a row's token is unknown or a run does not continue its state."""
     ids = window.token_ids
     if int(ids.min()) < 0 or int(ids.max()) >= spec.vocab:
         raise WindowError(f"token ids must be in 0..{spec.vocab - 1}")
-    runs: list[Run] = []
     seen: set[int] = set()
     for slot, first, end in window.runs():
         state = states[slot]
@@ -86,10 +102,3 @@ def prepare(window: Window, states: Mapping[int, SequenceState], spec: Spec, rot
         if not torch.equal(window.positions[first:end], torch.arange(start, stop)):
             raise WindowError(f"slot {slot}: positions must be {start}..{stop - 1}, one after another")
         seen.add(slot)
-        size = spec.index_block_tokens
-        blocks = rotary.at(torch.arange(start // size, stop // size) * size)
-        runs.append(Run(state, first, end, start, stop, blocks, Trial(ids[first:end]) if window.trial else None))
-    for run in runs:
-        run.state.reserve(run.stop)
-        run.state.trial = None
-    return Rows(ids, tuple(runs), rotary.at(window.positions))

@@ -1,0 +1,138 @@
+"""What must hold of a lane on a GPU, case by case on a small random pack: shared by a check of minutes and by tests.
+
+Each case returns a line of figures and raises AssertionError where something does not hold. "Margin-equal" is: no
+logit farther off than the tolerance, of the greatest logit, and the same best token wherever it leads by twice that.
+
+Letters: T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from bench.gpu_lane_rig import Lane, cpu_lane, gpu_lane
+from shared_experts.pack import Pack
+
+TOLERANCE = 2e-2  # of scale: bf16
+SIZES = (1, 2, 3, 4, 4, 1, 3, 1, 2)  # rows of windows
+PROMPT = 50  # tokens: more blocks than are read
+
+
+def prompt(pack: Pack, tokens: int, seed: int = 1) -> list[int]:
+    """Random ids."""
+    vocab = int(str(pack.manifest.config["vocab_size"]))
+    return random.Random(seed).choices(range(2, vocab), k=tokens)  # noqa: S311 - not a secret
+
+
+def margin_equal(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> str:
+    """Compares logits [T, V]; returns the greatest difference."""
+    scale = float(want.abs().max())
+    off = float((got - want).abs().max().nan_to_num(float("inf"))) / scale
+    top = want.topk(2, dim=-1)
+    sure = (top.values[:, 0] - top.values[:, 1]) / scale > 2 * tolerance
+    other = int((got.argmax(-1) != top.indices[:, 0])[sure].sum())
+    text = f"off {off:.2e} of scale, {other} other ids of {int(sure.sum())} sure ones"
+    assert off <= tolerance, text
+    assert other == 0, text
+    return text
+
+
+def bit_equal(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Compares logits."""
+    assert torch.equal(got, want), f"{int((got != want).sum())} of {got.numel()} logits differ"
+
+
+def spoken(lane: Lane, ids: Sequence[int], sizes: Sequence[int] = SIZES) -> torch.Tensor:
+    """Logits of a prompt in one chunk and of what follows in small windows."""
+    slot = lane.begin(ids[:PROMPT])
+    try:
+        return lane.windows(ids[PROMPT:], slot, sizes)
+    finally:
+        lane.model.settle(lane.states[slot])
+        lane.states.close(slot)
+
+
+def tried(lane: Lane, ids: Sequence[int]) -> torch.Tensor:
+    """The same with trial windows: wrong drafts behind right ones, dropped windows, then the rest one by one."""
+    slot, out, at = lane.begin(ids[:PROMPT]), [], PROMPT
+    wrong = [(token + 7) % 200 + 2 for token in ids]
+    for rows, right in ((4, 2), (3, 1), (4, 4), (2, 0), (4, 3), (1, 1), (4, 0)):
+        if at + rows > len(ids):
+            break
+        logits = lane.trial([*ids[at : at + max(1, right)], *wrong[at + max(1, right) : at + rows]], slot, right)
+        out.append(logits[:right])
+        at += right
+    out.append(lane.windows(ids[at:], slot, [1]))
+    lane.model.settle(lane.states[slot])
+    lane.states.close(slot)
+    return torch.cat(out)
+
+
+def against_the_cpu(pack: Pack, device: str, ids: Sequence[int]) -> str:
+    """A lane on the CPU and this one, every window size."""
+    want = spoken(cpu_lane(pack), ids)
+    return margin_equal(spoken(gpu_lane(pack, device), ids), want, TOLERANCE)
+
+
+def captured_as_launched(pack: Pack, device: str, ids: Sequence[int]) -> str:
+    """Graphs give the bits of the same launches made one by one; and the same again."""
+    launched, captured = gpu_lane(pack, device, capture=False), gpu_lane(pack, device, capture=True)
+    want = spoken(launched, ids)
+    for _ in range(2):
+        bit_equal(spoken(captured, ids), want)
+    bit_equal(tried(captured, ids), tried(launched, ids))
+    return f"{len(ids) - PROMPT} tokens, and trial windows"
+
+
+def whatever_is_cached(pack: Pack, device: str, ids: Sequence[int]) -> str:
+    """No expert cached, a tenth, half, all: the same bits."""
+    info = pack.manifest.experts
+    every = info.layers * info.experts
+    want, hits = None, []
+    for slots in (0, max(1, every // 10), every // 2, every):
+        lane = gpu_lane(pack, device, slots=slots)
+        for _ in range(3):  # what the first has cached the next ones hit
+            got = spoken(lane, ids)
+            bit_equal(got, want if want is not None else got)
+            want = got
+        asked = lane.counters.expert_hits + lane.counters.expert_misses
+        hits.append(f"{slots} slots {100 * lane.counters.expert_hits / asked:.0f} %")
+    return "hits: " + ", ".join(hits)
+
+
+def drafts_change_nothing(pack: Pack, device: str, ids: Sequence[int]) -> str:
+    """Trial windows with rejected and dropped rows against plain ones."""
+    lane = gpu_lane(pack, device)
+    return margin_equal(tried(lane, ids), spoken(lane, ids, [1]), TOLERANCE)
+
+
+def taking_turns(pack: Pack, device: str, ids: Sequence[int]) -> str:
+    """Two sequences in turns give the bits that each gives alone: the seat moves states without changing them."""
+    lane = gpu_lane(pack, device)
+    others = prompt(pack, len(ids), seed=2)
+    want = [spoken(lane, each, [1]) for each in (ids, others)]
+    slots = [lane.begin(each[:PROMPT]) for each in (ids, others)]
+    got: list[list[torch.Tensor]] = [[], []]
+    for at in range(PROMPT, len(ids) - 1):
+        for n, each in enumerate((ids, others)):
+            got[n].append(lane.windows(each[at : at + 1], slots[n], [1]))
+    for parts, whole in zip(got, want, strict=True):
+        told = torch.cat(parts)
+        bit_equal(told, whole[: told.shape[0]])
+    return f"{2 * len(got[0])} turns"
+
+
+def guesses(pack: Pack, device: str, ids: Sequence[int]) -> str:
+    """The draft layer after windows and trial windows, as on the CPU."""
+    answers = []
+    for lane in (cpu_lane(pack, drafts=True), gpu_lane(pack, device, drafts=True)):
+        slot, rows = lane.begin(ids[:PROMPT]), []
+        for at in range(PROMPT, len(ids) - 2, 2):
+            rows += [lane.model.guess(lane.states[slot], ids[at + n], n).cpu().clone() for n in range(3)]
+            lane.experts.end_window()
+            lane.trial([ids[at], ids[at + 1], 5], slot, 2)
+        answers.append(torch.stack(rows))
+    return margin_equal(answers[1], answers[0], TOLERANCE)

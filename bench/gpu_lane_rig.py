@@ -1,0 +1,147 @@
+"""One small pack as a lane on the CPU runs it and as a lane on a GPU does: what checks and tests of GPU lanes compare.
+
+On device "cpu" the GPU's kernels run in Triton's interpreter. Not here: what is compared (gpu_lane_check, tests).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.checkpoint import write_checkpoint
+from bench.quality import FileRecords
+from bench.tiny_model import TinyConfig
+from lanes.counters import Counters
+from lanes.experts.adaptive import adaptive
+from lanes.experts.cache import ExpertCache, slots_of
+from lanes.experts.gpu.experts import GpuExperts
+from lanes.experts.gpu.slots import DeviceSlots
+from lanes.experts.native import ExpertKernel
+from lanes.experts.store import ExpertStore
+from lanes.models import Model, load_model
+from lanes.models.qwen4_exp.gpu.model import GpuQwen4Exp
+from lanes.models.qwen4_exp.model import Qwen4Exp
+from lanes.models.qwen4_exp.spec import Spec
+from lanes.state.checkpoint import Checkpoint
+from lanes.state.pool import StatePool
+from lanes.window import Window
+from shared_experts.convert import convert
+from shared_experts.pack import Pack
+
+# One layer of each kind and an n-gram layer; blocks of 4 tokens, 8 of them are read.
+SMALL = TinyConfig(
+    vocab_size=300, hidden_size=64, num_hidden_layers=3, moe_intermediate_size=64, num_experts=8, num_experts_per_tok=3,
+    layer_types=("linear_attention", "linear_attention", "full_attention"), ngram_vocab_size_base=100,
+)  # fmt: skip
+CONTEXT = 256
+
+
+class PinnedRecords:
+    """The records of a pack where a GPU reads them: a copy in pinned memory."""
+
+    def __init__(self, pack: Pack) -> None:
+        self._info = pack.manifest.experts
+        data = np.frombuffer(pack.experts_path.read_bytes(), np.uint8)
+        self._memory = torch.from_numpy(data.copy()).pin_memory()
+
+    def record_address(self, layer: int, expert: int) -> int:
+        """Where the device finds them: registered memory has one address on both sides."""
+        return self._memory.data_ptr() + (layer * self._info.experts + expert) * self._info.record_bytes
+
+
+@dataclass
+class Lane:
+    """A model with its experts and one sequence at a time, as the runner uses them."""
+
+    model: Model
+    experts: ExpertStore | GpuExperts
+    counters: Counters
+    states: StatePool
+    prompter: Lane | None = None  # reads prompts in this one's place
+
+    def begin(self, ids: Sequence[int]) -> int:
+        """The slot of a sequence that has read these ids."""
+        slot = self.states.open(CONTEXT)
+        if self.prompter is None:
+            self.windows(ids, slot, [len(ids)], logits="none")
+            return slot
+        other = self.prompter.begin(ids)
+        mine, its = self.states[slot], self.prompter.states[other]
+        mine.reserve(its.length)
+        for new, old in zip(mine.rows(0, its.length), its.rows(0, its.length), strict=True):
+            new.copy_(old)
+        Checkpoint.of(its).into(mine)
+        self.prompter.states.close(other)
+        return slot
+
+    def windows(self, ids: Sequence[int], slot: int, sizes: Sequence[int], *, logits: str = "all") -> torch.Tensor:
+        """Logits [T, V] of the ids after what the slot has, in windows of those sizes; the last size repeats."""
+        out, at, number = [], 0, 0
+        while at < len(ids):
+            size = sizes[min(number, len(sizes) - 1)]
+            window = Window.of_sequence(list(ids[at : at + size]), self.states[slot].length, slot, logits=logits)
+            out.append(self.model.forward(window, self.states).cpu().clone())
+            self.experts.end_window()
+            at, number = at + size, number + 1
+        return torch.cat(out)
+
+    def trial(self, ids: Sequence[int], slot: int, right: int) -> torch.Tensor:
+        """Logits of a trial window, of which the first `right` rows are kept; with 0 it is left as it is."""
+        window = Window.of_sequence(list(ids), self.states[slot].length, slot, logits="all", trial=True)
+        logits = self.model.forward(window, self.states).cpu().clone()
+        if right:
+            self.model.commit(self.states[slot], right)
+            self.experts.keep(right)
+        self.experts.end_window()
+        return logits
+
+
+@contextlib.contextmanager
+def small_pack(folder: Path, config: TinyConfig = SMALL, experts: str = "q4g64", dense: str = "f32") -> Iterator[Pack]:
+    """A pack of a random checkpoint."""
+    source, target = folder / "checkpoint", folder / f"{experts}-{dense}.pack"
+    if not source.exists():
+        write_checkpoint(source, config, 0, tokenizer=False, mtp=True)
+    if not target.exists():
+        convert(source, target, experts=experts, dense=dense, threads=1)
+    with Pack.open(target) as pack:
+        yield pack
+
+
+def cpu_lane(pack: Pack, *, drafts: bool = False) -> Lane:
+    """As `lanes.startup.cpu_parts` makes it, without a cache."""
+    info, counters = pack.manifest.experts, Counters()
+    records = FileRecords(pack)
+    kernel = ExpertKernel(info.layout, threads=1)
+    store = ExpertStore(kernel, ExpertCache(records, info, 0, adaptive, counters), counters)
+    model = load_model(pack, store, drafts=drafts)
+    return Lane(model, store, counters, StatePool(model.state_shape, 1 << 30))
+
+
+def gpu_lane(
+    pack: Pack, device: str = "cpu", *, slots: int = 0, drafts: bool = False, capture: bool | None = None,
+    dtype: torch.dtype | None = None,
+) -> Lane:  # fmt: skip
+    """As `lanes.startup_cuda` makes it, with a cache of so many records. Interpreted, it has its prompts read for it:
+    that would take minutes."""
+    info, counters = pack.manifest.experts, Counters()
+    budget = slots * info.record_bytes
+    records: FileRecords | PinnedRecords = FileRecords(pack)
+    memory: DeviceSlots | None = None
+    if device == "cuda":
+        records = PinnedRecords(pack)
+        memory = DeviceSlots(slots_of(info, budget), info.record_bytes, torch.device(device, 0))
+    cache = ExpertCache(records, info, budget, adaptive, counters, memory, swap_bytes=max(1, budget))
+    where = torch.device(device, 0) if device == "cuda" else torch.device("cpu")
+    chosen = Spec.from_config(pack.manifest.config).experts_per_token
+    experts = GpuExperts(cache, info, chosen, counters, where)
+    inner = load_model(pack, experts, device=where, dtype=dtype, drafts=drafts)
+    assert isinstance(inner, Qwen4Exp)
+    model = GpuQwen4Exp(inner, experts, CONTEXT, capture=device == "cuda" if capture is None else capture)
+    prompter = None if device == "cuda" else cpu_lane(pack, drafts=drafts)
+    return Lane(model, experts, counters, StatePool(model.state_shape, 1 << 30), prompter)

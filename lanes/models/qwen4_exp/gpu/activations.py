@@ -1,0 +1,71 @@
+"""What the blocks of a window write and read: allocated once for the most rows, shared by all layers and window sizes.
+
+Not here: what outlives a window (lanes.state.seat, lag). Letters: R rows, S streams, H hidden, L low rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Self
+
+import torch
+
+from lanes.models.ops import product
+from lanes.models.qwen4_exp.spec import Spec
+
+MOST_ROWS = 4
+
+
+class Narrowing:
+    """A dataclass of tensors whose first dimension is rows."""
+
+    __slots__ = ()
+
+    def narrow(self, rows: int) -> Self:
+        """The same tensors' first rows."""
+        return type(self)(*(tensor[:rows] for tensor in self.tensors()))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All of them."""
+        return [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Activations(Narrowing):
+    """Of the residual streams. `rounded` tensors have the type of the matrix that reads them, all others are fp32."""
+
+    x: torch.Tensor  # [R, S, H] the streams
+    result: torch.Tensor  # [R, H] of the last block, not yet added to them
+    injection: torch.Tensor  # [R, S] with which it will be
+    normed: torch.Tensor  # [R, S, H]
+    normed_rounded: torch.Tensor  # [R, S, H]
+    low: torch.Tensor  # [R, L + S]
+    last_low: torch.Tensor  # [R, L] of the mixer that injects nothing
+    squashed_rounded: torch.Tensor  # [R, L]
+    lifted: torch.Tensor  # [R, S * H]
+    u: torch.Tensor  # [R, H] what a block sees
+    u_rounded: torch.Tensor  # [R, H]
+
+    @classmethod
+    def of(cls, spec: Spec, device: torch.device, dtype: torch.dtype) -> Activations:
+        """For the most rows."""
+        streams, hidden, low = spec.streams, spec.hidden, spec.lowrank
+
+        def room(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.zeros((MOST_ROWS, *shape), dtype=dtype, device=device)
+
+        return cls(
+            room(streams, hidden), room(hidden), room(streams), room(streams, hidden),
+            room(streams, hidden, dtype=dtype), room(low + streams), room(low), room(low, dtype=dtype),
+            room(streams * hidden), room(hidden), room(hidden, dtype=dtype),
+        )  # fmt: skip
+
+
+def multiply(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
+    """out fp32 [R, N] = x [R, D], of the matrix's type, times matrix [N, D] transposed: `lanes.models.ops.product`."""
+    if not matrix.is_cuda:
+        out.copy_(product(x, matrix))
+    elif matrix.dtype == torch.float32:
+        torch.mm(x, matrix.t(), out=out)
+    else:
+        torch.mm(x, matrix.t(), out_dtype=torch.float32, out=out)

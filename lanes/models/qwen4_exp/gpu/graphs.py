@@ -1,0 +1,57 @@
+"""Windows captured as CUDA graphs, one for each number of rows, and replayed.
+
+Not here: what a window launches. Invariant: a replay does what `run` would, bit for bit: the same launches, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
+
+
+class Window(Protocol):
+    """What is captured."""
+
+    def run(self, rows: int) -> None:
+        """Enqueues a window."""
+
+    def settle(self) -> None:
+        """Enqueues what brings the state up to date."""
+
+
+class Graphs:
+    """Captured once the window and everything that it reads exist, before any sequence does."""
+
+    def __init__(self, window: Window, device: torch.device, warm: Callable[[int, Callable[[], None]], None]) -> None:
+        """`warm(rows, run)` runs a window once and awaits it: kernels are compiled there, which capturing cannot."""
+        self._windows: list[torch.cuda.CUDAGraph] = []
+        pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for rows in range(1, MOST_ROWS + 1):
+                warm(rows, lambda rows=rows: window.run(rows))  # type: ignore[misc]
+            window.settle()
+        torch.cuda.synchronize(device)
+
+        def captured(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                run()
+            return graph
+
+        for rows in range(1, MOST_ROWS + 1):
+            self._windows.append(captured(lambda rows=rows: window.run(rows)))  # type: ignore[misc]
+        self._settling = captured(window.settle)
+
+    def run(self, rows: int) -> None:
+        """Enqueues the graph of a window."""
+        self._windows[rows - 1].replay()
+
+    def settle(self) -> None:
+        """Enqueues the graph that brings the state up to date."""
+        self._settling.replay()

@@ -1,0 +1,189 @@
+"""`qwen4_exp` on a GPU: prompts through the eager blocks, decode windows through one list of launches at fixed places.
+
+The sequence that runs has its state in the seat. A decode window of it leaves the state one window behind: how many of
+the window's rows belong to the sequence is said to the next one (`accepted`), which brings them in first. So a commit
+moves nothing but numbers. Whoever needs the state whole (a prompt's rows, a checkpoint, another sequence) settles it.
+
+Not here: which window comes next. Invariants: `accepted` rows are owed to the occupant of the seat and nobody else; a
+trial window that is never committed has not happened.
+
+Letters: R rows, V vocabulary, S streams, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from lanes.experts.protocol import Experts
+from lanes.experts.store import Interrupted
+from lanes.models.errors import WindowError
+from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
+from lanes.models.qwen4_exp.gpu.graphs import Graphs
+from lanes.models.qwen4_exp.gpu.inputs import Inputs
+from lanes.models.qwen4_exp.gpu.moe import Launches
+from lanes.models.qwen4_exp.gpu.window import DecodeWindow
+from lanes.models.qwen4_exp.model import Qwen4Exp
+from lanes.models.qwen4_exp.rows import Rotary, check
+from lanes.state.commit import shift
+from lanes.state.seat import Seat
+from lanes.state.sequence import SequenceState
+from lanes.state.trial import Trial
+from lanes.window import Window
+
+
+class WindowExperts(Experts, Launches, Protocol):
+    """Routed experts on the GPU: eager for prompts, launches for windows."""
+
+    stopped: Callable[[], bool]
+
+    def begin_window(self, rows: int) -> None:
+        """A decode window of so many rows begins."""
+
+    def end_window(self) -> None:
+        """The safe point, once the stream has finished."""
+
+
+class GpuQwen4Exp:
+    """Implements `lanes.models.Model` over a loaded one whose weights are on the device."""
+
+    def __init__(self, inner: Qwen4Exp, experts: WindowExperts, context_tokens: int, *, capture: bool = True) -> None:
+        """`capture`: windows are captured as graphs, which takes a GPU; else their launches are made one by one."""
+        self.spec, self.state_shape, self.device, self.dtype = inner.spec, inner.state_shape, inner.device, inner.dtype
+        self._inner, self._experts = inner, experts
+        self.seat = Seat(inner.state_shape, context_tokens, inner.device)
+        on_gpu = inner.device.type == "cuda"
+        self._window = DecodeWindow(inner, experts, self.seat)
+        self._said = Inputs.of(inner.spec, "cpu", pinned=on_gpu)
+        self._logits = torch.zeros(self._window.logits.shape, pin_memory=on_gpu)
+        self._rotary = Rotary(inner.spec.rotary_dim, inner.spec.rope_theta, torch.device("cpu"))
+        self._accepted = 0  # rows of the last window that the occupant's state still lacks
+        self._launches: DecodeWindow | Graphs = self._window
+        if capture:
+            self._launches = Graphs(self._window, inner.device, self._warm)
+
+    @torch.no_grad()
+    def forward(self, window: Window, states: Mapping[int, SequenceState]) -> torch.Tensor:
+        """Runs the rows, of one sequence: fp32 logits [rows that want them, V] in host memory."""
+        runs = window.runs()
+        if len(runs) != 1:
+            raise WindowError("a lane on a GPU runs the rows of one sequence at a time")
+        state = states[runs[0][0]]
+        check(window, states, self.spec)
+        self._seat(state)
+        if window.token_ids.shape[0] <= MOST_ROWS and bool(window.want_logits.all()):
+            return self._decode(window, state)
+        self.settle(state)
+        return self._inner.forward(window, states)
+
+    def settle(self, state: SequenceState) -> None:
+        """Whatever a window still owes this state is in it afterwards."""
+        if self._accepted and self.seat.occupant is state:
+            self._say(self._accepted)
+            self._launches.settle()
+        if self.seat.occupant is state:
+            self._accepted = 0
+
+    @torch.no_grad()
+    def commit(self, state: SequenceState, rows: int) -> None:
+        """The first `rows` rows of the state's trial window belong to the sequence, the others never were."""
+        trial = state.trial
+        if trial is None or trial.recurrent or self.seat.occupant is not state or not 1 <= rows <= trial.rows:
+            return self._inner.commit(state, rows)  # of an eager window, or refused there
+        self._advance(state, rows, trial.token_ids, trial.streams)
+        state.trial = None
+
+    def hint(self, ids: Sequence[int], start: int, end: int) -> None:
+        """Tokens start..end-1 of the sequence `ids` will soon be rows."""
+        self._inner.hint(ids, start, end)
+
+    def forget_hints(self) -> None:
+        """Hinted tokens will not come."""
+        self._inner.forget_hints()
+
+    def erase(self) -> None:
+        """Zeroes what is kept of the last window's rows; the state that lies in the seat stays."""
+        if (occupant := self.seat.occupant) is not None:
+            self.settle(occupant)
+        self._inner.erase()
+        self._window.erase()
+        self._said.buffer.zero_()
+        self._logits.zero_()
+
+    def narrow_guesses(self, token_ids: Sequence[int]) -> None:
+        """From now on `guess` answers with the logits of these tokens."""
+        self._inner.narrow_guesses(token_ids)
+
+    def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
+        """The draft layer's logits fp32 [V]; the state is the one that runs."""
+        self._seat(state)
+        return self._inner.guess(state, token, number)
+
+    def _seat(self, state: SequenceState) -> None:
+        occupant = self.seat.occupant
+        if occupant is not state:
+            if occupant is not None:
+                self.settle(occupant)
+            self._accepted = 0
+            self.seat.take(state)
+        elif state.length == 0:  # begun again in its place
+            self._accepted = 0
+
+    def _decode(self, window: Window, state: SequenceState) -> torch.Tensor:
+        rows = window.token_ids.shape[0]
+        if self._experts.stopped():
+            raise Interrupted
+        state.reserve(state.length + rows)
+        state.trial = None
+        self._fill(window.token_ids, state)
+        self._say(self._accepted)
+        self._experts.begin_window(rows)
+        self._launches.run(rows)
+        self._logits[:rows].copy_(self._window.logits[:rows], non_blocking=True)
+        self._wait()
+        self._accepted = 0  # until somebody says which rows were right
+        streams = self._window.streams(rows)
+        if window.trial:
+            state.trial = Trial(window.token_ids, streams=streams)
+        else:
+            self._advance(state, rows, window.token_ids, streams)
+        return self._logits[:rows].clone()
+
+    def _advance(self, state: SequenceState, rows: int, token_ids: torch.Tensor, streams: torch.Tensor | None) -> None:
+        """The first rows of the window belong to the sequence; they enter its matrices with the next window."""
+        ids = token_ids[:rows]
+        if self._inner.drafts is not None:
+            assert streams is not None
+            self._inner.drafts.follow(state, streams[:rows], ids)
+        shift(state.context_ids, ids)
+        state.length += rows
+        self._accepted = rows
+
+    def _fill(self, token_ids: torch.Tensor, state: SequenceState) -> None:
+        """What the window's rows are."""
+        said, rows = self._said, token_ids.shape[0]
+        for number, layer in enumerate(self._inner.ngrams):
+            said.ngram[number, :rows] = layer.rows_of(torch.cat((state.context_ids, token_ids)))
+        said.length.fill_(state.length)
+        said.embedded[:rows] = self._inner.embedding[token_ids]
+        positions = torch.arange(state.length, state.length + rows)
+        size = self.spec.index_block_tokens
+        for at, part in enumerate((*self._rotary.at(positions), *self._rotary.at(positions // size * size))):
+            said.angles[at, :rows] = part
+
+    def _say(self, accepted: int) -> None:
+        self._said.accepted.fill_(accepted)
+        self._window.inputs.buffer.copy_(self._said.buffer, non_blocking=True)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _warm(self, rows: int, run: Callable[[], None]) -> None:
+        """A window of nobody's."""
+        self._experts.begin_window(rows)
+        run()
+        self._wait()
+        self._experts.end_window()

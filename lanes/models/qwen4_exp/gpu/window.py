@@ -1,0 +1,124 @@
+"""A decode window, whole: 1 to 4 rows of the seated sequence through every block to logits. Launches only.
+
+`run(rows)` enqueues; it allocates nothing that outlives it, awaits nothing and reads nothing back, so that it can be
+captured as one graph a number of rows. What differs between windows is in `inputs`, on the device.
+
+Not here: capturing (graphs), what is said to a window and what comes of it (model).
+Invariant: the state in the seat lags one window behind: the rows that `inputs.accepted` counts are brought in first.
+
+Letters: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from lanes.kernels.attention import Angles
+from lanes.models.qwen4_exp.attention import Attention
+from lanes.models.qwen4_exp.deltanet import DeltaNet
+from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, multiply
+from lanes.models.qwen4_exp.gpu.attention import AttentionActivations, AttentionWindow
+from lanes.models.qwen4_exp.gpu.deltanet import DeltaActivations, DeltaNetWindow, delta_rows, delta_shape
+from lanes.models.qwen4_exp.gpu.inputs import Inputs
+from lanes.models.qwen4_exp.gpu.moe import Launches, MoeActivations, MoeWindow
+from lanes.models.qwen4_exp.gpu.ngram import NgramWindow
+from lanes.models.qwen4_exp.gpu.stream import MixerWindow
+from lanes.models.qwen4_exp.model import Qwen4Exp
+from lanes.models.qwen4_exp.moe import Moe
+from lanes.models.qwen4_exp.ngram import NgramLayer
+from lanes.models.qwen4_exp.stream import Connected
+from lanes.state.seat import Seat
+
+
+class DecodeWindow:
+    """Built once, over a loaded model, its experts and the seat."""
+
+    def __init__(self, model: Qwen4Exp, experts: Launches, seat: Seat) -> None:
+        spec, device, dtype, home = model.spec, model.device, model.dtype, seat.home
+        self._spec, self._head = spec, model.head
+        self.inputs = Inputs.of(spec, device)
+        self._streams = Activations.of(spec, device, dtype)
+        self._delta = DeltaActivations.of(spec, device, dtype)
+        self._attention = AttentionActivations.of(spec, home.capacity_tokens, device, dtype)
+        self._moe = MoeActivations.of(spec, device, dtype)
+        self.logits = torch.zeros((MOST_ROWS, spec.vocab), device=device)
+        replay = self._replay = delta_rows(delta_shape(spec), device)
+        self._steps: list[Callable[[int], None]] = []
+        self._settling: list[DeltaNetWindow | NgramWindow] = []
+        for block in model.blocks:
+            if isinstance(block, NgramLayer):
+                number = spec.ngram_layers.index(block.layer)
+                state = home.ngram[block.layer]
+                ngram = NgramWindow(block, spec, state, self.inputs.accepted, self.inputs.ngram[number])
+                self._settling.append(ngram)
+                self._steps.append(self._ngram_step(ngram))
+                continue
+            assert isinstance(block, Connected)
+            self._steps.append(self._mixing_step(MixerWindow(block.mixer, spec.eps, injects=True)))
+            inner = block.block
+            if isinstance(inner, DeltaNet):
+                delta = DeltaNetWindow(inner, spec, home.recurrent[inner.layer], replay, self.inputs.accepted)
+                self._settling.append(delta)
+                self._steps.append(self._delta_step(delta))
+            elif isinstance(inner, Attention):
+                kept = home.attention[inner.layer]
+                self._steps.append(self._attention_step(AttentionWindow(inner, spec, kept, self.inputs.length)))
+            else:
+                assert isinstance(inner, Moe)
+                self._steps.append(self._moe_step(MoeWindow(inner, spec, inner.layer, experts)))
+        self._last = self._mixing_step(MixerWindow(model.mixer, spec.eps, injects=False))
+
+    @torch.no_grad()
+    def run(self, rows: int) -> None:
+        """Enqueues the window; `logits[:rows]` and `streams(rows)` are its results."""
+        a = self._streams.narrow(rows)
+        a.x.copy_(self.inputs.embedded[:rows, None].expand_as(a.x))
+        a.result.zero_()
+        a.injection.zero_()
+        for step in (*self._steps, self._last):
+            step(rows)
+        multiply(a.u, self._head, self.logits[:rows])
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Enqueues: the accepted rows of the last window are brought into the seat, and nothing else."""
+        one = self._delta.narrow(1)
+        for each in self._settling:
+            if isinstance(each, NgramWindow):
+                each.settle()
+            else:
+                each.settle(one)
+
+    def erase(self) -> None:
+        """Zeroes what is kept of earlier windows; the state must be settled."""
+        for part in (self._streams, self._delta, self._attention, self._moe, *self._settling):
+            for tensor in part.tensors():
+                tensor.zero_()
+        replay = self._replay
+        for tensor in (replay.mixed, replay.decay, replay.beta, self.logits, self.inputs.buffer):
+            tensor.zero_()
+
+    def streams(self, rows: int) -> torch.Tensor:
+        """fp32 [R, S * H]: the residual streams of the last window's rows, until the next window."""
+        return self._streams.x[:rows].flatten(1)
+
+    def _mixing_step(self, mixer: MixerWindow) -> Callable[[int], None]:
+        return lambda rows: mixer.run(self._streams.narrow(rows))
+
+    def _ngram_step(self, ngram: NgramWindow) -> Callable[[int], None]:
+        return lambda rows: ngram.run(self._streams.narrow(rows))
+
+    def _delta_step(self, delta: DeltaNetWindow) -> Callable[[int], None]:
+        return lambda rows: delta.run(self._streams.narrow(rows), self._delta.narrow(rows))
+
+    def _attention_step(self, attention: AttentionWindow) -> Callable[[int], None]:
+        def step(rows: int) -> None:
+            angles = Angles(*(part[:rows] for part in self.inputs.angles))
+            attention.run(self._streams.narrow(rows), self._attention.narrow(rows), angles)
+
+        return step
+
+    def _moe_step(self, moe: MoeWindow) -> Callable[[int], None]:
+        return lambda rows: moe.run(self._streams.narrow(rows), self._moe.narrow(rows))

@@ -1,0 +1,102 @@
+"""What computes in a lane on a GPU: the device, the region pinned for it, the budget divided, model and experts.
+
+Imported only where a GPU was asked for. Not here: what is the same on every device (`lanes.startup`).
+Invariant: what the lane takes of VRAM was planned before the first weight is loaded, and stays inside the budget.
+"""
+
+from __future__ import annotations
+
+import structlog
+import torch
+
+from lanes import limits
+from lanes.device import cuda
+from lanes.device.budget import Needs, VramPlan, plan
+from lanes.device.pin import PinnedRegion
+from lanes.errors import CudaUnavailable
+from lanes.experts.cache import ExpertCache
+from lanes.experts.gpu.experts import GpuExperts
+from lanes.experts.gpu.slots import DeviceSlots
+from lanes.models import load_model
+from lanes.models.load import DTYPES, dense_bytes
+from lanes.models.qwen4_exp.gpu.model import GpuQwen4Exp
+from lanes.models.qwen4_exp.gpu.served import check_served
+from lanes.models.qwen4_exp.model import Qwen4Exp
+from lanes.models.qwen4_exp.spec import Spec
+from lanes.startup import Opened, Parts
+from lanes.state.pool import StatePool
+from shared_experts.attach import AttachedRegion
+
+_log = structlog.get_logger(__name__)
+
+
+class DeviceRegion:
+    """The region's records as the device addresses them."""
+
+    def __init__(self, region: AttachedRegion, pinned: PinnedRegion) -> None:
+        self._region, self._pinned = region, pinned
+
+    def record_address(self, layer: int, expert: int) -> int:
+        """Where the device reads the record of an expert."""
+        found = self._pinned.device_address(self._region.record_address(layer, expert))
+        assert found is not None, "the region is not mapped"
+        return found
+
+
+def cuda_parts(opened: Opened) -> Parts:
+    """A lane on the first GPU that this process sees; raises CudaUnavailable or VramTooSmall."""
+    config, counters, info = opened.config, opened.counters, opened.pack.manifest.experts
+    device = cuda.start()
+    _log.info("gpu", name=device.name, capability=device.capability, bytes=device.total_bytes, used=device.used_bytes)
+    pinned = opened.stack.enter_context(PinnedRegion(opened.region.base_address, opened.region.mapped_bytes))
+    _log.info("region_pinned", mode=pinned.mode, seconds=round(pinned.seconds, 3), bytes=pinned.size_bytes)
+    if pinned.mode != "mapped":
+        raise CudaUnavailable(f"--device cuda: {device.name} cannot register read-only host memory; try a newer driver")
+    spec = Spec.from_config(opened.pack.manifest.config)
+    check_served(spec, info)
+    context_tokens = opened.context_tokens(spec)
+    shape = spec.state_shape(DTYPES[opened.pack.manifest.dense_dtype], drafts=opened.draft_layer)
+    seat_bytes = shape.bytes(context_tokens)
+    divided = divide(opened, spec, seat_bytes)
+    cuda.limit(device, divided.most_allocated_bytes)
+    slots = DeviceSlots(divided.slots, info.record_bytes, device.device)
+    records = DeviceRegion(opened.region, pinned)
+    cache = ExpertCache(records, info, divided.cache_bytes, opened.policy, counters, slots)
+    experts = GpuExperts(cache, info, spec.experts_per_token, counters, device.device)
+    inner = load_model(
+        opened.pack,
+        experts,
+        device=device.device,
+        ngram_cache_bytes=config.ngram_cache_bytes,
+        counters=counters,
+        drafts=opened.draft_layer,
+    )
+    assert isinstance(inner, Qwen4Exp)
+    model = GpuQwen4Exp(inner, experts, context_tokens)
+    _log.info("windows_captured", allocated=torch.cuda.memory_allocated(), reserved=torch.cuda.memory_reserved())
+    # The sequence that runs has its state in VRAM; those that wait lie in host memory, as do checkpoints.
+    states = StatePool(model.state_shape, seat_bytes + config.state_budget_bytes, slots=limits.MAX_RESIDENTS)
+    return Parts(opened.kernel(), experts, model, states, context_tokens)
+
+
+def divide(opened: Opened, spec: Spec, state_bytes: int) -> VramPlan:
+    """The budget of a lane whose conversation takes `state_bytes`; VramTooSmall where it holds no lane."""
+    config, info = opened.config, opened.pack.manifest.experts
+    rows = max(config.prefill_chunk_rows, limits.MAX_WINDOW_TOKENS)
+    needs = Needs(
+        context_bytes=limits.CUDA_CONTEXT_BYTES,
+        dense_bytes=dense_bytes(opened.pack, drafts=opened.draft_layer),
+        state_bytes=state_bytes,
+        # Of a prompt's chunk a dozen tensors as large as its streams live at once; the rest is bounded by slices.
+        workspace_bytes=limits.CUDA_WORKSPACE_BYTES + 12 * 4 * rows * spec.streams * spec.hidden,
+        table_bytes=16 * info.layers * info.experts,
+    )
+    found = plan(
+        config.vram_budget_bytes, limits.VRAM_RESERVE_BYTES, needs, info.record_bytes, info.layers * info.experts
+    )
+    _log.info(
+        "vram_budget", bytes=found.budget_bytes, reserve=found.reserve_bytes, context=needs.context_bytes,
+        dense=needs.dense_bytes, state=needs.state_bytes, workspace=needs.workspace_bytes, tables=needs.table_bytes,
+        cache=found.cache_bytes, slots=found.slots,
+    )  # fmt: skip
+    return found

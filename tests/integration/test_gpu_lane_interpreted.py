@@ -1,0 +1,122 @@
+"""A lane on a GPU without a GPU: the same launches in Triton's interpreter, against the lane on the CPU.
+
+tests/gpu has the same cases, compiled and captured.
+"""
+
+import random
+
+import pytest
+import torch
+import triton
+
+from bench import gpu_lane_cases as cases
+from bench.gpu_lane_rig import CONTEXT, cpu_lane, gpu_lane, small_pack
+from lanes.kernels import experts
+from lanes.models.errors import WindowError
+from lanes.models.load import dense_bytes
+from lanes.window import Window
+
+pytestmark = [
+    pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory):
+    with small_pack(tmp_path_factory.mktemp("pack")) as pack:
+        yield pack
+
+
+@pytest.fixture(autouse=True)
+def large_tiles(monkeypatch):
+    monkeypatch.setattr(experts, "GATE_TILE", 64)
+    monkeypatch.setattr(experts, "DOWN_TILE", 64)
+
+
+@pytest.mark.slow
+def test_windows_of_every_size_as_on_the_cpu(pack):
+    """Across the end of a block, with more blocks than are read, and an n-gram layer."""
+    cases.against_the_cpu(pack, "cpu", cases.prompt(pack, cases.PROMPT + 6))
+
+
+@pytest.mark.slow
+def test_rejected_and_dropped_drafts_have_not_happened(pack):
+    cases.drafts_change_nothing(pack, "cpu", cases.prompt(pack, cases.PROMPT + 4))
+
+
+def test_sequences_take_turns_in_the_seat(pack):
+    cases.taking_turns(pack, "cpu", cases.prompt(pack, cases.PROMPT + 3))
+
+
+def test_guesses_as_on_the_cpu(pack):
+    cases.guesses(pack, "cpu", cases.prompt(pack, cases.PROMPT + 3))
+
+
+def test_what_is_cached_changes_no_bit(pack):
+    ids = cases.prompt(pack, cases.PROMPT + 2)
+    plain, caching = (gpu_lane(pack, slots=slots) for slots in (0, 1000))
+    want = cases.spoken(plain, ids, [1])
+    for _ in range(2):
+        cases.bit_equal(cases.spoken(caching, ids, [1]), want)
+    assert caching.counters.expert_hits > 0
+
+
+def test_a_prompt_then_windows_then_a_settled_state(pack):
+    """A prompt through the eager blocks; afterwards the state is what a lane on the CPU has."""
+    ids = random.Random(5).choices(range(2, 300), k=8)
+    lanes = [cpu_lane(pack), gpu_lane(pack)]
+    lanes[1].prompter = None
+    states = []
+    for lane in lanes:
+        slot = lane.begin(ids[:5])
+        lane.windows(ids[5:], slot, [1, 2])
+        lane.model.settle(lane.states[slot])
+        states.append(lane.states[slot])
+    want, got = states
+    assert got.seated
+    assert got.length == want.length == 8
+    assert torch.equal(got.context_ids, want.context_ids)
+    for ours, theirs in zip((*got.rows(0, 8), *got.fixed()), (*want.rows(0, 8), *want.fixed()), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_no_window(pack):
+    lane = gpu_lane(pack)
+    first, second = lane.states.open(CONTEXT), lane.states.open(CONTEXT)
+    with pytest.raises(WindowError, match="token ids"):
+        lane.model.forward(Window.of_sequence([300], 0, first), lane.states)
+    with pytest.raises(WindowError, match="positions"):
+        lane.model.forward(Window.of_sequence([3], 1, first), lane.states)
+    both = Window(torch.tensor([3, 4]), torch.tensor([0, 0]), torch.tensor([first, second]), torch.tensor([True, True]))
+    with pytest.raises(WindowError, match="one sequence"):
+        lane.model.forward(both, lane.states)
+
+
+def test_another_tenant_finds_nothing(pack):
+    lane = gpu_lane(pack)
+    slot = lane.begin(cases.prompt(pack, 3))
+    first = lane.windows([5], slot, [1])
+    lane.model.erase()
+    lane.experts.erase()
+    window = lane.model._window
+    for part in (window._streams, window._moe, window._attention, window._delta, *window._settling):
+        assert not any(tensor.any() for tensor in part.tensors())
+    assert not window.logits.any()
+    assert first.any()
+    lane.windows([6], slot, [1])  # and the state that was there goes on
+
+
+def test_what_dense_weights_take_is_known_before(pack):
+    lane = gpu_lane(pack)
+    inner = lane.model._inner
+    held = {id(inner.head): inner.head.nbytes}
+    for block in (*inner.blocks, inner.mixer):
+        for part in (block, getattr(block, "mixer", None), getattr(block, "block", None)):
+            for value in vars(part).values() if part is not None else ():
+                for tensor in value if isinstance(value, tuple) else (value,):
+                    if isinstance(tensor, torch.Tensor):
+                        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    found, small = dense_bytes(pack), 0.02 * sum(held.values())
+    assert abs(found - sum(held.values())) <= small
+    assert dense_bytes(pack, drafts=True) > found
