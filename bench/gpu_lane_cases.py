@@ -103,6 +103,22 @@ def whatever_is_cached(pack: Pack, device: str, ids: Sequence[int]) -> str:
     return "hits: " + ", ".join(hits)
 
 
+def whoever_computes_misses(pack: Pack, device: str, ids: Sequence[int]) -> str:
+    """All misses by the link, all by the CPU, half each, and as the search goes: the same bits."""
+    lane = gpu_lane(pack, device, shared=True)
+    assert lane.share is not None
+    want, half = spoken(gpu_lane(pack, device), ids), lane.share.most // 2
+    try:
+        bit_equal(spoken(lane, ids), want)  # by measured rates, and searching
+        for counts in (half * 0, half, lane.share.most):
+            lane.share.split(counts.astype(half.dtype))
+            bit_equal(spoken(lane, ids), want)
+            bit_equal(spoken(lane, ids), want)
+    finally:
+        lane.close()
+    return f"doorbell: {type(lane.share.doorbell).__name__}"
+
+
 def drafts_change_nothing(pack: Pack, device: str, ids: Sequence[int]) -> str:
     """Trial windows with rejected and dropped rows against plain ones."""
     lane = gpu_lane(pack, device)

@@ -80,6 +80,7 @@ CASES: dict[str, Callable[[Pack, str, Sequence[int]], str]] = {
     "cache": cases.whatever_is_cached,
     "guesses": cases.guesses,
     "captured": cases.captured_as_launched,
+    "share": cases.whoever_computes_misses,
     "speed": speed,
 }
 

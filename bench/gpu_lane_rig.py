@@ -20,7 +20,9 @@ from lanes.counters import Counters
 from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import ExpertCache, slots_of
 from lanes.experts.gpu.experts import GpuExperts
+from lanes.experts.gpu.share import Share
 from lanes.experts.gpu.slots import DeviceSlots
+from lanes.experts.gpu.start import start_share
 from lanes.experts.native import ExpertKernel
 from lanes.experts.store import ExpertStore
 from lanes.models import Model, load_model
@@ -63,6 +65,13 @@ class Lane:
     counters: Counters
     states: StatePool
     prompter: Lane | None = None  # reads prompts in this one's place
+    share: Share | None = None  # of misses, the CPU's
+    kept: object = None  # what must live as long as the lane
+
+    def close(self) -> None:
+        """Ends its threads."""
+        if self.share is not None:
+            self.share.close()
 
     def begin(self, ids: Sequence[int]) -> int:
         """The slot of a sequence that has read these ids."""
@@ -125,7 +134,7 @@ def cpu_lane(pack: Pack, *, drafts: bool = False) -> Lane:
 
 def gpu_lane(
     pack: Pack, device: str = "cpu", *, slots: int = 0, drafts: bool = False, capture: bool | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None = None, shared: bool = False,
 ) -> Lane:  # fmt: skip
     """As `lanes.startup_cuda` makes it, with a cache of so many records. Interpreted, it has its prompts read for it:
     that would take minutes."""
@@ -140,8 +149,12 @@ def gpu_lane(
     where = torch.device(device, 0) if device == "cuda" else torch.device("cpu")
     chosen = Spec.from_config(pack.manifest.config).experts_per_token
     experts = GpuExperts(cache, info, chosen, counters, where)
+    kernel, share = None, None
+    if shared:
+        kernel = ExpertKernel(info.layout, threads=2)
+        share = start_share(experts, cache, kernel, records.record_address(0, 0), lambda *_: None).share
     inner = load_model(pack, experts, device=where, dtype=dtype, drafts=drafts)
     assert isinstance(inner, Qwen4Exp)
     model = GpuQwen4Exp(inner, experts, CONTEXT, capture=device == "cuda" if capture is None else capture)
     prompter = None if device == "cuda" else cpu_lane(pack, drafts=drafts)
-    return Lane(model, experts, counters, StatePool(model.state_shape, 1 << 30), prompter)
+    return Lane(model, experts, counters, StatePool(model.state_shape, 1 << 30), prompter, share, kernel)

@@ -104,9 +104,8 @@ class Opened:
         """Whether the pack has a draft layer and may use it."""
         return self.pack.manifest.experts.draft_layers > 0 and self.config.drafts != 0
 
-    def kernel(self) -> ExpertKernel:
-        """The native kernel on this lane's cores."""
-        cores = self.config.cores
+    def kernel(self, cores: tuple[int, ...]) -> ExpertKernel:
+        """The native kernel on some of this lane's cores, the calling thread's first."""
         kernel = ExpertKernel(
             self.pack.manifest.experts.layout,
             cores=cores if self.config.pinned else None,
@@ -127,7 +126,7 @@ class Opened:
 def cpu_parts(opened: Opened) -> Parts:
     """A lane whose every part computes in host memory; its cache is private memory."""
     config, counters, info = opened.config, opened.counters, opened.pack.manifest.experts
-    kernel = opened.kernel()
+    kernel = opened.kernel(config.cores)
     cache = ExpertCache(opened.region, info, config.vram_budget_bytes, opened.policy, counters)
     store = ExpertStore(kernel, cache, counters)
     model = load_model(

@@ -6,6 +6,8 @@ Invariant: what the lane takes of VRAM was planned before the first weight is lo
 
 from __future__ import annotations
 
+import dataclasses
+
 import structlog
 import torch
 
@@ -17,6 +19,8 @@ from lanes.errors import CudaUnavailable
 from lanes.experts.cache import ExpertCache
 from lanes.experts.gpu.experts import GpuExperts
 from lanes.experts.gpu.slots import DeviceSlots
+from lanes.experts.gpu.start import cores_of, start_share
+from lanes.experts.native import ExpertKernel
 from lanes.models import load_model
 from lanes.models.load import DTYPES, dense_bytes
 from lanes.models.qwen4_exp.gpu.model import GpuQwen4Exp
@@ -63,6 +67,7 @@ def cuda_parts(opened: Opened) -> Parts:
     records = DeviceRegion(opened.region, pinned)
     cache = ExpertCache(records, info, divided.cache_bytes, opened.policy, counters, slots)
     experts = GpuExperts(cache, info, spec.experts_per_token, counters, device.device)
+    kernel = _share(opened, experts, cache)
     inner = load_model(
         opened.pack,
         experts,
@@ -76,7 +81,31 @@ def cuda_parts(opened: Opened) -> Parts:
     _log.info("windows_captured", allocated=torch.cuda.memory_allocated(), reserved=torch.cuda.memory_reserved())
     # The sequence that runs has its state in VRAM; those that wait lie in host memory, as do checkpoints.
     states = StatePool(model.state_shape, seat_bytes + config.state_budget_bytes, slots=limits.MAX_RESIDENTS)
-    return Parts(opened.kernel(), experts, model, states, context_tokens)
+    return Parts(kernel, experts, model, states, context_tokens, cache)
+
+
+def _share(opened: Opened, experts: GpuExperts, cache: ExpertCache) -> ExpertKernel:
+    """The CPU takes its share of misses from here on; its kernel, which is nobody else's while a window runs."""
+    config = opened.config
+    _, cores = cores_of(config.cores)
+    kernel = opened.kernel(cores)
+    started = start_share(
+        experts,
+        cache,
+        kernel,
+        opened.region.record_address(0, 0),
+        lambda way, reason: _log.warning("doorbell_refused", way=way, reason=reason),
+        cores[0] if config.pinned else None,
+    )
+    opened.stack.callback(started.share.close)
+    started.share.on_split = lambda bias, counts: _log.info("expert_split", bias=bias, cpu_of_misses=counts.tolist())
+    _log.info(
+        "expert_share",
+        threads=kernel.threads,
+        rates=dataclasses.asdict(started.rates),
+        cpu_of_misses=started.share.counts.tolist(),
+    )
+    return kernel
 
 
 def divide(opened: Opened, spec: Spec, state_bytes: int) -> VramPlan:

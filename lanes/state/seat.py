@@ -17,8 +17,6 @@ import torch
 from lanes.state.sequence import SequenceState
 from lanes.state.shape import StateShape
 
-_GROWING = ("keys", "values", "raw_index_keys", "block_keys")
-
 
 class Seat:
     """Allocates everything at once. `home` has the tensors; its own length means nothing."""
@@ -26,9 +24,8 @@ class Seat:
     def __init__(self, shape: StateShape, capacity_tokens: int, device: torch.device | str) -> None:
         self.home = SequenceState(shape, capacity_tokens, device=device)
         self.home.reserve(capacity_tokens)
-        for attention in self.home.attention.values():
-            for name in _GROWING:
-                getattr(attention, name).zero_()
+        for tensor in self.home.rows(0, capacity_tokens):
+            tensor.zero_()
         self._occupant: weakref.ref[SequenceState] | None = None
 
     @property
@@ -44,12 +41,11 @@ class Seat:
         self.leave()
         for layer, mine in self.home.attention.items():
             its = state.attention[layer]
-            for name in _GROWING:
-                new, old = getattr(mine, name), getattr(its, name)
-                used = min(old.shape[-2], new.shape[-2])
-                new[..., :used, :].copy_(old[..., :used, :])
+            for each in mine.shape.growing():
+                new, old = getattr(mine, each.name), getattr(its, each.name)
+                new[..., : old.shape[-2], :].copy_(old)
                 old.zero_()
-                setattr(its, name, new)
+                setattr(its, each.name, new)
         self._move(self.home, state)
         state.seated = True
         self._occupant = weakref.ref(state)
@@ -61,12 +57,12 @@ class Seat:
             return
         rows = state.allocated_tokens
         for attention in state.attention.values():
-            sizes = attention.shape.row_shapes(0, rows)
-            for name, (size, dtype) in zip(_GROWING, sizes, strict=True):
-                old, new = getattr(attention, name), torch.empty(size, dtype=dtype)
-                new.copy_(old[..., : size[-2], :])
+            for each in attention.shape.growing():
+                old, kept = getattr(attention, each.name), each.rows(0, rows)
+                new = torch.empty(each.size(kept.stop), dtype=each.dtype)
+                new.copy_(old[..., kept, :])
                 old.zero_()
-                setattr(attention, name, new)
+                setattr(attention, each.name, new)
         self._move(SequenceState(state.shape, state.capacity_tokens), state)
         state.seated = False
 

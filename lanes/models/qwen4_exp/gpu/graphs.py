@@ -26,15 +26,15 @@ class Window(Protocol):
 class Graphs:
     """Captured once the window and everything that it reads exist, before any sequence does."""
 
-    def __init__(self, window: Window, device: torch.device, warm: Callable[[int, Callable[[], None]], None]) -> None:
-        """`warm(rows, run)` runs a window once and awaits it: kernels are compiled there, which capturing cannot."""
+    def __init__(self, window: Window, device: torch.device, warm: Callable[[Callable[[], None]], None]) -> None:
+        """`warm(run)` runs a window once and awaits it: kernels are compiled there, which capturing cannot."""
         self._windows: list[torch.cuda.CUDAGraph] = []
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for rows in range(1, MOST_ROWS + 1):
-                warm(rows, lambda rows=rows: window.run(rows))  # type: ignore[misc]
+                warm(lambda rows=rows: window.run(rows))  # type: ignore[misc]
             window.settle()
         torch.cuda.synchronize(device)
 

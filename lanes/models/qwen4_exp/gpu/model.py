@@ -20,6 +20,7 @@ import torch
 from lanes.experts.protocol import Experts
 from lanes.experts.store import Interrupted
 from lanes.models.errors import WindowError
+from lanes.models.near import Near
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
 from lanes.models.qwen4_exp.gpu.graphs import Graphs
 from lanes.models.qwen4_exp.gpu.inputs import Inputs
@@ -42,8 +43,8 @@ class WindowExperts(Experts, Launches, Protocol):
     def begin_window(self, rows: int) -> None:
         """A decode window of so many rows begins."""
 
-    def end_window(self) -> None:
-        """The safe point, once the stream has finished."""
+    def discard_window(self) -> None:
+        """What ran since the last window, and has finished, is counted nowhere."""
 
 
 class GpuQwen4Exp:
@@ -52,6 +53,7 @@ class GpuQwen4Exp:
     def __init__(self, inner: Qwen4Exp, experts: WindowExperts, context_tokens: int, *, capture: bool = True) -> None:
         """`capture`: windows are captured as graphs, which takes a GPU; else their launches are made one by one."""
         self.spec, self.state_shape, self.device, self.dtype = inner.spec, inner.state_shape, inner.device, inner.dtype
+        self.near: Near | None = None  # a lane on a GPU steers no window
         self._inner, self._experts = inner, experts
         self.seat = Seat(inner.state_shape, context_tokens, inner.device)
         on_gpu = inner.device.type == "cuda"
@@ -63,6 +65,7 @@ class GpuQwen4Exp:
         self._launches: DecodeWindow | Graphs = self._window
         if capture:
             self._launches = Graphs(self._window, inner.device, self._warm)
+            self._window.erase()
 
     @torch.no_grad()
     def forward(self, window: Window, states: Mapping[int, SequenceState]) -> torch.Tensor:
@@ -83,6 +86,7 @@ class GpuQwen4Exp:
         if self._accepted and self.seat.occupant is state:
             self._say(self._accepted)
             self._launches.settle()
+            self._wait()  # what was said may be overwritten from here on
         if self.seat.occupant is state:
             self._accepted = 0
 
@@ -181,9 +185,8 @@ class GpuQwen4Exp:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
-    def _warm(self, rows: int, run: Callable[[], None]) -> None:
-        """A window of nobody's."""
-        self._experts.begin_window(rows)
+    def _warm(self, run: Callable[[], None]) -> None:
+        """A window of nobody's, outside `begin_window`: no side waits for the other, what is computed is void."""
         run()
         self._wait()
-        self._experts.end_window()
+        self._experts.discard_window()
