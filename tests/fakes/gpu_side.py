@@ -50,8 +50,9 @@ class Frozen:
         libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
         libc.signal.restype = ctypes.c_void_p
         self._libc = libc
-        found: list[int] = []
+        found, until = list[int](), time.monotonic() + 60
         while not found:  # it names itself
+            assert time.monotonic() < until, f"no thread is named {name}"
             tasks = Path("/proc/self/task").iterdir()
             found = [int(task.name) for task in tasks if (task / "comm").read_text().strip() == name]
         (self._thread,) = found
