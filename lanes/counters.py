@@ -49,6 +49,7 @@ class Counters:
     visits: int = 0
     prompt_choices: int = 0
     replaced_choices: int = 0
+    expert_cpu_bytes: int = 0
     decode_windows: int = 0
     drafts_at_1: int = 0
     drafts_at_2: int = 0

@@ -52,6 +52,7 @@ _COUNTERS: Final[Mapping[str, _Counted]] = {
     "expert_misses": _Counted("expert_lookups", _LOOKUPS, ("source", "region")),
     "expert_hit_bytes": _Counted("expert_read_bytes", _READS, ("source", "cache")),
     "expert_miss_bytes": _Counted("expert_read_bytes", _READS, ("source", "region")),
+    "expert_cpu_bytes": _Counted("expert_cpu_bytes", "Of the bytes from the region, those that a GPU lane's CPU read."),
     "cache_admissions": _Counted("cache_admissions", "Experts taken into the lane's cache."),
     "cache_evictions": _Counted("cache_evictions", "Experts dropped from the lane's cache."),
     "cache_admitted_hits": _Counted("cache_admitted_hits", "Experts used again after they were taken into the cache."),

@@ -46,8 +46,12 @@ def test_who_computes_changes_no_bit(rig, kept):
     r = rig(slots=6, counts=counts)
     for seed, rows in enumerate((1, 4, 2)):
         r.shared_window(seed, rows)
-    assert r.counters.expert_hits > 0
-    assert r.counters.expert_misses > 0
+    counters = r.counters
+    assert counters.expert_hits > 0
+    assert counters.expert_misses > 0
+    on_cpu = counters.expert_cpu_bytes / counters.expert_miss_bytes
+    assert on_cpu == {"nothing": 1, "all": 0}.get(kept, on_cpu)
+    assert 0.2 < on_cpu < 0.8 or kept != "half"
 
 
 def test_a_prompt_between_two_windows_does_without(rig):

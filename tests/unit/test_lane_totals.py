@@ -1,6 +1,6 @@
 """Lane counters across lives: never less, nothing counted twice."""
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.fleet.lane_view import LaneView
@@ -35,6 +35,7 @@ def test_lanes_are_apart_and_unknown_ones_are_zero():
 lives = st.lists(st.lists(st.integers(0, 1000), max_size=6).map(sorted), max_size=6)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a loaded machine
 @given(lives, st.data())
 def test_totals_never_fall_and_end_at_the_sum_of_what_each_life_said_last(counts, data):
     totals, before, expected = LaneTotals(), 0, 0

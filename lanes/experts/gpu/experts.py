@@ -140,10 +140,10 @@ class GpuExperts:
 
         Raises HandshakeLost where the CPU's share was lost: what the window computed is void.
         """
-        if self._shared and self.share is not None:
-            self.share.end(self._rows)
         keys, rows = self._chosen(self._rows)
         self._count(keys, rows)
+        if self._shared and self.share is not None:
+            self.share.end(self._rows)
         if self._kept < self._rows:
             keys, rows = self._chosen(self._kept)
         # A draft layer runs several times in a window: its experts count for at most as many rows as the window had.
@@ -203,6 +203,9 @@ class GpuExperts:
         counters.expert_misses += int(rows.sum()) - hits
         counters.expert_hit_bytes += hit_bytes
         counters.expert_miss_bytes += len(keys) * self._cache.record_bytes - hit_bytes
+        if self._shared and self.share is not None:
+            missed = np.bincount(keys[~hit] // self.info.experts, minlength=self.info.layers)[: self.decoder_layers]
+            counters.expert_cpu_bytes += int(self.share.counts[missed].sum()) * self._cache.record_bytes
 
     def _publish(self) -> None:
         """The device's tables become the cache's, before anything that is enqueued from here on."""
