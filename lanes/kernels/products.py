@@ -18,10 +18,12 @@ import triton
 import triton.language as tl
 
 from lanes.kernels import early
+from lanes.kernels.arithmetic import INTERPRETED
 
 MOST_ROWS = 4
 PROGRAMS = 160  # at least, where the matrix has as many rows: a few more than there are multiprocessors
 _MOST_SUMS = 128  # of one thread, in registers
+_MOST_INTERPRETED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,10 @@ def tile(matrix: torch.Tensor, rows: int, *, outputs: int | None = None, warps: 
         warps = 4 if columns >= 4 * 32 * vector else 1
     padded = 1 << (rows - 1).bit_length()
     most = min(4 if warps == 4 else 8, _MOST_SUMS // (vector * padded))
+    if INTERPRETED:  # the interpreter takes its time for each program, whatever its size
+        return Tile(
+            min(_MOST_INTERPRETED, triton.next_power_of_2(outputs or count)), warps * 32 * vector, padded, warps
+        )
     wanted = max(1, (outputs or count) // PROGRAMS)
     return Tile(min(most, 1 << (wanted.bit_length() - 1)), warps * 32 * vector, padded, warps)
 

@@ -8,7 +8,7 @@ from bench import gpu_cases
 from bench.gpu_attention import attention_cases
 from bench.gpu_cases import ExpertLayer, Records, Sizes
 from bench.gpu_products import projection_products, shared_products, stream_products
-from lanes.kernels import combine, experts, products, sampling
+from lanes.kernels import combine, experts, sampling
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="compiled here: bench/gpu_kernels.py")
 
@@ -23,7 +23,6 @@ SMALL = Sizes(
 def few_programs(monkeypatch):
     for module, name in ((experts, "GATE_TILE"), (experts, "DOWN_TILE"), (combine, "COLUMNS"), (sampling, "BLOCK")):
         monkeypatch.setattr(module, name, 64)
-    monkeypatch.setattr(products, "PROGRAMS", 1)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
