@@ -67,15 +67,17 @@ class Child:
         self._events: dict[str, dict[str, object]] = {}
         self._changed = threading.Condition()
         self._ended = False
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with contextlib.suppress(ValueError), self._changed:
-                event = json.loads(line)
-                self._events[event["event"]] = event
-                self._changed.notify_all()
+        with self._process.stdout as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError), self._changed:
+                    event = json.loads(line)
+                    self._events[event["event"]] = event
+                    self._changed.notify_all()
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -96,6 +98,7 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._reader.join(20)  # the end of what it logged
 
 
 @contextlib.contextmanager
