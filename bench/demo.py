@@ -37,7 +37,7 @@ TALK_S = 14.0
 TURN_TOKENS = 192
 SMALL = ("--workload", "question", "--window", "10", "--warm-up", "1", "--nonce", "demo")
 REPORTS = {
-    "demo_closed": ("--concurrency", "1,2,4", "--seconds", "15"),  # solo, one a lane, more than lanes
+    "demo_closed": ("--concurrency", "1,2,4", "--seconds", "30"),  # solo, one a lane, more than lanes
     "demo_interference": ("--scenario", "interference", "--concurrency", "2", "--rounds", "6"),
 }
 HINTS = """
@@ -151,7 +151,7 @@ def measure(cluster: Cluster, folder: Path, console: Console) -> None:
         )
         if done.returncode:
             raise ClusterFailed(f"bench run ended with code {done.returncode}")
-        console.print(done.stdout, markup=False)
+        console.print(done.stdout, markup=False, soft_wrap=True)
 
 
 def wait_for_signal() -> None:

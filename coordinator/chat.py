@@ -6,6 +6,8 @@ each has an id that no other answer's call has.
 
 from __future__ import annotations
 
+import bisect
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -41,10 +43,11 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd:
-    """The end. `called`: the turn has calls of tools."""
+    """The end. `called`: the turn has calls of tools. `reasoning_tokens` are those that began inside the reasoning."""
 
     final: Final
     called: bool
+    reasoning_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -79,6 +82,7 @@ class TurnReader:
         self._parallel = parallel
         self._feed = LogprobFeed()
         self._calls = 0
+        self._starts = array("Q")  # of the answer's tokens, in characters
         self._due: deque[Said | TurnEnd] = deque()
 
     async def read(self) -> Begun | Said | TurnEnd:
@@ -89,10 +93,12 @@ class TurnReader:
                 case Begun():
                     return event
                 case Piece():
+                    self._starts.extend(entry.start for entry in event.tokens)
                     self._add(self._parser.feed(event.text), self._feed.feed(event))
                 case Final():
                     self._add(self._parser.flush(), self._feed.flush(event))
-                    self._due.append(TurnEnd(event, self._calls > 0))
+                    reasoning_tokens = bisect.bisect_left(self._starts, self._parser.reasoned)
+                    self._due.append(TurnEnd(event, self._calls > 0, reasoning_tokens))
         return self._due.popleft()
 
     def _add(self, parts: list[Part], tokens: list[AnswerToken]) -> None:

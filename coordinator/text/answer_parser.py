@@ -62,15 +62,24 @@ class AnswerParser:
         self._lead = ""  # white space before what may be a call
         self._begun = False  # whether the reasoning has any text
         self._parts: list[Part] = []
+        self._fed = 0  # characters
+        self._reasoned = 0  # of these, up to the end of the reasoning, its marker included; 0 before that
 
     def feed(self, text: str) -> list[Part]:
         """The parts that this text completes."""
         self._held += text
+        self._fed += len(text)
         return self._advance(final=False)
 
     def flush(self) -> list[Part]:
         """The answer is over: what was held back."""
         return self._advance(final=True)
+
+    @property
+    def reasoned(self) -> int:
+        """How many characters of the answer so far are reasoning, its marker among them."""
+        inside = self._state is _State.REASONING or (self._state is _State.CALL and self._called_in_reasoning)
+        return self._fed if inside else self._reasoned
 
     def _advance(self, *, final: bool) -> list[Part]:
         while self._step(final):
@@ -109,6 +118,7 @@ class AnswerParser:
         if marker == THINK_END:
             self._say(Reasoning, self._held[:begin].rstrip())
             self._held = self._held[begin + len(marker) :]
+            self._reasoned = self._fed - len(self._held)
             self._state = _State.GAP
             return True
         if marker:
@@ -167,6 +177,8 @@ class AnswerParser:
         if call is None:
             return self._not_a_call(end)
         self._parts.append(call)
+        if self._called_in_reasoning:
+            self._reasoned = self._fed - len(self._held)
         self._held = self._held[end:]
         self._state = _State.GAP
         return True

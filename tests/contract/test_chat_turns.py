@@ -46,6 +46,8 @@ async def test_a_turn_in_one_body(tmp_path: Path) -> None:
         assert choice["finish_reason"] == "tool_calls"
         message = choice["message"]
         assert (message["content"], message["reasoning_content"]) == ("Let me look.", "I think.")
+        told = len(spelt("I think.\n</think>"))
+        assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == told
         first, second = message["tool_calls"]
         assert json.loads(first["function"]["arguments"]) == {"path": "/ä", "lines": 7}
         assert json.loads(second["function"]["arguments"])["path"] == "/b"
@@ -65,7 +67,9 @@ async def test_the_same_turn_in_a_stream(tmp_path: Path) -> None:
             (0, "/ä"), (1, "/b"),
         ]  # fmt: skip
         assert events[-3]["choices"][0]["finish_reason"] == "tool_calls"
-        assert events[-2]["usage"]["completion_tokens"] == len(spelt(TURN))
+        usage = events[-2]["usage"]
+        assert usage["completion_tokens"] == len(spelt(TURN))
+        assert usage["completion_tokens_details"]["reasoning_tokens"] == len(spelt("I think.\n</think>"))
         assert events[-1] == "[DONE]"
 
 

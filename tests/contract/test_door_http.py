@@ -42,7 +42,9 @@ async def test_a_completion(tmp_path: Path) -> None:
         assert body["usage"] == {
             "prompt_tokens": asked, "completion_tokens": count, "total_tokens": asked + count,
             "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0,
+            },
         }  # fmt: skip
         assert body["expressway"]["lane"] == headers["x-expressway-lane"] == "lane-0"
         assert body["expressway"]["counters"]["generated_tokens"] == count

@@ -103,6 +103,31 @@ def test_a_prompt_that_opened_the_reasoning():
     assert parts(f"hm\n</think>\n\n{CALL}", in_reasoning=True) == [Reasoning("hm"), CALLED]
 
 
+def reasoned(pieces, *, tools=TOOLS, in_reasoning=False):
+    """How many characters were reasoning in the end."""
+    parser = AnswerParser(tools, in_reasoning=in_reasoning, thinks=True)
+    for piece in pieces:
+        parser.feed(piece)
+    parser.flush()
+    return parser.reasoned
+
+
+@pytest.mark.parametrize(
+    ("text", "in_reasoning", "expected"),
+    [
+        ("hm\n</think>\n\nhi", True, len("hm\n</think>")),
+        ("<think>hm</think>hi", False, len("<think>hm</think>")),
+        ("hm, and no end", True, len("hm, and no end")),
+        ("hi", False, 0),
+        (f"hm\n</think>\n\n{CALL}", True, len("hm\n</think>")),
+        (f"hm\n{CALL}\nhi", True, len("hm\n")),  # a call inside ends it
+    ],
+)
+def test_how_much_was_reasoning(text, in_reasoning, expected):
+    assert reasoned([text], in_reasoning=in_reasoning) == expected
+    assert reasoned(text, in_reasoning=in_reasoning) == expected
+
+
 BITS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=path>",
         "</parameter>", "\n", " ", "a", '{"name": "f", "arguments": {"n": "', '"}}', '"', "\\", "<", "é")  # fmt: skip
 COUNT = int(os.environ.get("EXPRESSWAY_PARSER_EXAMPLES", "300"))
@@ -121,6 +146,8 @@ def test_pieces_change_nothing_and_no_word_is_lost(text, cuts, in_reasoning, wit
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     assert parts([text[a:b] for a, b in itertools.pairwise(edges)], **options) == whole
     assert parts(text, **options) == whole
+    pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
+    assert reasoned(pieces, **options) == reasoned([text], **options) <= len(text)
     if not any(isinstance(part, ToolCall) for part in whole):
         seen = "".join(part.text for part in whole).replace(" ", "").replace("\n", "")
         said = text.replace(" ", "").replace("\n", "")

@@ -67,7 +67,9 @@ def test_a_whole_chat_answer(desk: TextDesk) -> None:
     assert [other["logprob"] for other in entry["top_logprobs"]] == [-0.25, -3]
     assert body["usage"] == {
         "prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3},
-        "completion_tokens_details": {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0,
+        },
     }  # fmt: skip
     assert body["expressway"]["lane"] == "lane-1"
     assert body["expressway"]["counters"]["expert_hits"] == 1 << 40

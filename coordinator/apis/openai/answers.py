@@ -60,7 +60,7 @@ class CompletionWriter:
         return {
             **self._head("chat.completion" if self.chat else "text_completion"),
             "choices": [choice],
-            "usage": usage_body(end.final.usage),
+            "usage": usage_body(end),
             "expressway": self._expressway(end.final),
         }
 
@@ -85,7 +85,7 @@ class CompletionWriter:
         chunk = self._chunk({} if self.chat else "", (), _reason(end))
         yield Event({**chunk, "expressway": self._expressway(end.final)})
         if self.include_usage:
-            yield Event({**self._head(self._chunk_kind()), "choices": [], "usage": usage_body(end.final.usage)})
+            yield Event({**self._head(self._chunk_kind()), "choices": [], "usage": usage_body(end)})
         yield Event("[DONE]")
 
     def failed(self, error: CoordinatorError) -> Iterable[Event]:
@@ -207,14 +207,16 @@ def _call(called: Called) -> dict[str, Any]:
     return {"id": f"call_{called.id}", "type": "function", "function": function}
 
 
-def usage_body(usage: lane_pb2.Usage) -> dict[str, Any]:
+def usage_body(end: TurnEnd) -> dict[str, Any]:
     """Usage in OpenAI's older shape."""
+    usage = end.final.usage
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
+            "reasoning_tokens": end.reasoning_tokens,
             "accepted_prediction_tokens": usage.accepted_draft_tokens,
             "rejected_prediction_tokens": usage.draft_tokens - usage.accepted_draft_tokens,
         },

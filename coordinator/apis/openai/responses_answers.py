@@ -165,7 +165,7 @@ class ResponseWriter:
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": usage.cached_tokens},
                 "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": end.reasoning_tokens},
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
                 **prompt_routing(usage),
             },
