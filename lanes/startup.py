@@ -140,11 +140,8 @@ def cpu_parts(opened: Opened) -> Parts:
         model.near = Near(lambda layer: torch.from_numpy(cache.resident[layer]), counters)
     context_tokens = opened.context_tokens(model.spec)
     shape = model.state_shape.with_int8() if config.kv_int8 else model.state_shape
-    states = StatePool(  # one active generation of full length, and those that wait
-        shape,
-        shape.bytes(context_tokens) + config.state_budget_bytes,
-        slots=limits.MAX_RESIDENTS,
-    )
+    states = StatePool(shape, config.state_budget_bytes, slots=limits.MAX_RESIDENTS, paged=True)
+    states.budget_bytes += states.bytes(context_tokens)  # one active generation of full length, and those that wait
     return Parts(kernel, store, model, states, context_tokens, cache)
 
 
@@ -191,7 +188,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
         if config.prefill_routing != "exact" and model.near is None:
             raise StartError(f"--prefill-routing: {config.prefill_routing!r} is not served on this device")
         spec, context_tokens, draft_layer = model.spec, parts.context_tokens, opened.draft_layer
-        visitor_tokens = min(context_tokens, states.shape.tokens_in(config.state_budget_bytes))
+        visitor_tokens = min(context_tokens, states.tokens_in(config.state_budget_bytes))
         park = None
         if config.park is not None:
             origin = SnapshotIdentity.of(manifest.fingerprint, states.shape)

@@ -3,7 +3,7 @@
     begin ──▶ rows ──▶ [checkpoint ──▶ rows …] ──▶ end          one or two run by turns, any number wait
       │ longest known prefix of the tenant:
       │   at a conversation's end: it goes on in place
-      └── at a checkpoint: a copy goes on; the conversation itself when it loses little or there is no room
+      └── at a checkpoint: a branch goes on; the conversation itself when it loses little or there is no room
 
 Not here: the order of requests (engine), bytes in the host's pool (parking). The budget and the zeroing are the pool's.
 Invariants: a prefix is offered only after the pass that read it has ended; tokens are compared, and only within a
@@ -23,7 +23,7 @@ from lanes.counters import Counters
 from lanes.state.checkpoint import Checkpoint
 from lanes.state.errors import UnknownSlot
 from lanes.state.parking import Parking
-from lanes.state.pool import StatePool
+from lanes.state.pool import Branch, StatePool
 from lanes.state.prefixes import Place, PrefixLog
 from lanes.state.resident import Resident
 from lanes.state.reuse import Ids, least_missed
@@ -88,6 +88,7 @@ class Conversations:
             return self._tell()
         if resident.state.broken:
             resident.back_to(positions[-1])
+            self._make_room(0, keep=resident)
         self.pool.resize(slot, resident.state.allocated_tokens)
         self._touch(resident, busy=False)
         self._tell()
@@ -180,7 +181,8 @@ class Conversations:
 
     def _copy(self, source: Resident, position: int, max_tokens: int) -> Resident | None:
         """A new sequence with the source's first tokens; None where the source itself had better go on."""
-        needed_bytes = self._bytes(max_tokens)
+        branch = source.branch(position)
+        needed_bytes = self._bytes(max_tokens) - branch.sharable_bytes()
         lost = source.length - position
         if not self._fits(needed_bytes):
             its_bytes = self._bytes(source.state.capacity_tokens)
@@ -193,24 +195,24 @@ class Conversations:
             source.busy = False
             if not made:
                 return None
-        copy = self._open(max_tokens, source.tenant)
-        copy.copy_rows(source, position)
+        copy = self._open(max_tokens, source.tenant, branch)
+        copy.take_over(source, position)
         for at, checkpoint in source.checkpoints.items():
             if at <= position:
                 self._share(copy, checkpoint)
         self._touch(source, busy=False)
         return copy
 
-    def _open(self, max_tokens: int, tenant: bytes) -> Resident:
-        self._make_room(self._bytes(max_tokens))
-        slot = self.pool.open(max_tokens)
+    def _open(self, max_tokens: int, tenant: bytes, branch: Branch | None = None) -> Resident:
+        self._make_room(self._bytes(max_tokens) - (branch.sharable_bytes() if branch else 0))
+        slot = self.pool.open(max_tokens, branch)
         resident = self._residents[slot] = Resident(slot, self.pool[slot], tenant)
         return resident
 
     # --- room
 
     def _bytes(self, tokens: int) -> int:
-        return self.pool.shape.bytes(tokens)
+        return self.pool.bytes(tokens)
 
     def _fits(self, needed_bytes: int) -> bool:
         return needed_bytes <= self.pool.free_bytes and self.pool.free_slots > 0

@@ -120,7 +120,7 @@ class PageMemory:
 
 
 class PagedRows:
-    """One buffer of one sequence; `tensor` is [heads, rows, width] or [rows, width] and changes with the calls below."""
+    """One buffer of one sequence; `tensor` is [heads, rows, width] or [rows, width], another one after every call."""
 
     __slots__ = ("_columns", "_memory", "_most_pages", "_of", "_own", "_pages", "_row_bytes", "tensor")
 
@@ -140,7 +140,7 @@ class PagedRows:
         self._map(rows)
 
     def share(self, source: PagedRows, rows: int) -> int:
-        """A buffer without pages gets the source's whole pages of its first `rows`; returns how many rows begin there."""
+        """A buffer without pages gets whole pages of the source's first `rows`; returns how many rows begin in them."""
         assert not self._pages.size
         whole = rows * self._row_bytes // self._memory.page_bytes
         self._pages = source._pages[:, :whole].copy()

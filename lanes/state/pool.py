@@ -1,21 +1,38 @@
 """Slots of sequence states under one byte budget.
 
 A sequence is charged for its whole capacity when it is opened, so growth can never fail half way through a pass;
-checkpoints are charged when they are made. Not here: which sequence stays or goes (conversations).
+checkpoints are charged when they are made. In a paged pool a branch shares its root's pages (`pages`): they are charged
+once, and what is left open in each buffer's last page is charged too. Not here: which sequence stays or goes
+(conversations).
 
-Invariant: the sum of all open states' and checkpoints' bytes never exceeds `budget_bytes`; memory that is given back
-was zeroed.
+Invariant: the sum of all open states' and checkpoints' bytes never exceeds `budget_bytes`, but for the moment in which
+a state that went back has given up pages that others hold; memory that is given back was zeroed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 
 from lanes.state.errors import NoFreeSlot, StateBudgetExceeded, UnknownSlot
+from lanes.state.pages import PageMemory
 from lanes.state.sequence import Allocate, SequenceState
 from lanes.state.shape import StateShape
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The first `tokens` of a root, of which those from `settled` on may be written anew (a draft layer's rows)."""
+
+    root: SequenceState
+    settled: int
+    tokens: int
+
+    def sharable_bytes(self) -> int:
+        """What the branch need not take again."""
+        return self.root.sharable_bytes(self.settled)
 
 
 class StatePool(Mapping[int, SequenceState]):
@@ -29,19 +46,35 @@ class StatePool(Mapping[int, SequenceState]):
         slots: int = 64,
         device: torch.device | str = "cpu",
         allocate: Allocate | None = None,
+        paged: bool = False,
     ) -> None:
         self.shape, self.budget_bytes, self.slots = shape, budget_bytes, slots
+        self._memory = PageMemory.of(shape) if paged else None
         self._device, self._allocate = device, allocate
         self._open: dict[int, SequenceState] = {}
         self._beside_bytes = 0  # charged for checkpoints
 
-    def open(self, max_tokens: int) -> int:
-        """A slot with an empty state for up to `max_tokens`."""
-        self.require(self.shape.bytes(max_tokens))
+    def bytes(self, max_tokens: int) -> int:
+        """What a sequence of that capacity is charged, if it shares nothing."""
+        if self._memory is None:
+            return self.shape.bytes(max_tokens)
+        columns = sum(max(1, each.heads) for s in self.shape.attention.values() for each in s.growing())
+        return self.shape.bytes(max_tokens) + columns * self._memory.page_bytes
+
+    def tokens_in(self, size_bytes: int) -> int:
+        """The most tokens that a sequence charged that many bytes has room for; 0: none."""
+        return self.shape.tokens_in(size_bytes - self.bytes(1) + self.shape.bytes(1))
+
+    def open(self, max_tokens: int, branch: Branch | None = None) -> int:
+        """A slot with a state for up to `max_tokens`: empty, or with the rows of `branch`, whose length is still 0."""
+        self.require(self.bytes(max_tokens) - (branch.sharable_bytes() if branch else 0))
         slot = next((s for s in range(self.slots) if s not in self._open), None)
         if slot is None:
             raise NoFreeSlot(f"all {self.slots} slots hold sequences")
-        self._open[slot] = SequenceState(self.shape, max_tokens, device=self._device, allocate=self._allocate)
+        state = SequenceState(self.shape, max_tokens, device=self._device, allocate=self._allocate, memory=self._memory)
+        if branch is not None:
+            state.take_over(branch.root, branch.settled, branch.tokens)
+        self._open[slot] = state
         return slot
 
     def close(self, slot: int) -> None:
@@ -59,7 +92,7 @@ class StatePool(Mapping[int, SequenceState]):
         """The sequence may now have up to `max_tokens`: more, or no fewer than its buffers hold."""
         state = self[slot]
         assert max_tokens >= state.allocated_tokens
-        self.require(self.shape.bytes(max_tokens) - self.shape.bytes(state.capacity_tokens))
+        self.require(self.bytes(max_tokens) - self.bytes(state.capacity_tokens))
         state.capacity_tokens = max_tokens
 
     def charge(self, size_bytes: int) -> None:
@@ -75,7 +108,8 @@ class StatePool(Mapping[int, SequenceState]):
     @property
     def reserved_bytes(self) -> int:
         """Bytes charged to open sequences and checkpoints."""
-        return self._beside_bytes + sum(self.shape.bytes(state.capacity_tokens) for state in self._open.values())
+        saved = self._memory.saved_bytes if self._memory else 0
+        return self._beside_bytes + sum(self.bytes(state.capacity_tokens) for state in self._open.values()) - saved
 
     @property
     def free_bytes(self) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from laneproto.chain import BLOCK_TOKENS, EMPTY, chain
 from lanes import limits
 from lanes.state.checkpoint import Checkpoint
+from lanes.state.pool import Branch
 from lanes.state.reuse import Ids, common_prefix
 from lanes.state.sequence import SequenceState
 
@@ -80,16 +81,18 @@ class Resident:
         """Goes back to one of `positions`; later checkpoints must be gone."""
         if position != self.length or self.state.broken:
             self.checkpoints[position].into(self.state)
+            self.state.cut(self.state.settled)
             self.parked = min(self.parked, position)
             del self.pages[position // limits.PAGE_TOKENS :]
             self.inherited = [one for one in self.inherited if one[0] <= position]
             del self._chain[position // BLOCK_TOKENS :]
 
-    def copy_rows(self, source: Resident, position: int) -> None:
-        """Takes over the first `position` tokens of another one, and its place in them."""
-        self.state.reserve(position)
-        for new, old in zip(self.state.rows(0, position), source.state.rows(0, position), strict=True):
-            new.copy_(old)
+    def branch(self, position: int) -> Branch:
+        """What a conversation that goes on from a checkpoint takes over."""
+        return Branch(self.state, position - self.checkpoints[position].waiting, position)
+
+    def take_over(self, source: Resident, position: int) -> None:
+        """A conversation with the rows of the source's branch goes on from there."""
         source.checkpoints[position].into(self.state)
         self.pages = source.pages[: position // limits.PAGE_TOKENS]
         self.inherited = [one for one in source.inherited if one[0] <= position]

@@ -18,6 +18,7 @@ import torch
 
 from lanes.state import int8
 from lanes.state.errors import CapacityExceeded
+from lanes.state.pages import PagedRows, PageMemory
 from lanes.state.shape import AttentionShape, DraftShape, NgramShape, RecurrentShape, StateShape
 from lanes.state.trial import Trial
 
@@ -30,7 +31,7 @@ class AttentionState:
     """Keys, values and index keys of one attention layer: a buffer for each of `shape.growing()`, under its name."""
 
     __slots__ = (
-        "_allocate", "block_keys", "key_scales", "keys", "raw_index_keys", "shape", "value_scales", "values",
+        "_allocate", "_paged", "block_keys", "key_scales", "keys", "raw_index_keys", "shape", "value_scales", "values",
     )  # fmt: skip
     keys: torch.Tensor  # [KV, rows, D]
     values: torch.Tensor  # [KV, rows, D]
@@ -39,9 +40,14 @@ class AttentionState:
     raw_index_keys: torch.Tensor  # [rows, J]
     block_keys: torch.Tensor  # [rows / r, J], normed and rotated
 
-    def __init__(self, shape: AttentionShape, allocate: Allocate) -> None:
+    def __init__(
+        self, shape: AttentionShape, allocate: Allocate, memory: PageMemory | None = None, most_tokens: int = 0
+    ) -> None:
         self.shape, self._allocate = shape, allocate
+        self._paged: dict[str, PagedRows] = {}  # by name; empty: buffers of this sequence alone
         for each in shape.growing():
+            if memory is not None:
+                self._paged[each.name] = PagedRows(memory, each, most_tokens)
             setattr(self, each.name, allocate(each.size(0), each.dtype))
 
     @property
@@ -50,13 +56,50 @@ class AttentionState:
         return self.keys.shape[1]
 
     def grow(self, rows: int, used: int) -> None:
-        """Moves the first `used` rows into buffers of `rows`."""
+        """Makes room for `rows`, of which the first `used` are kept."""
         for each in self.shape.growing():
+            if buffer := self._paged.get(each.name):
+                buffer.resize(each.rows(0, rows).stop)
+                setattr(self, each.name, buffer.tensor)
+                continue
             new, old = self._allocate(each.size(each.rows(0, rows).stop), each.dtype), getattr(self, each.name)
             kept = each.rows(0, used)
             new[..., kept, :] = old[..., kept, :]
             setattr(self, each.name, new)
             old.zero_()  # freed memory holds nobody's state
+
+    def take_over(self, source: AttentionState, settled: int, tokens: int) -> None:
+        """A state without rows gets another's first `tokens`: whole pages of those before `settled` are shared, where
+        both have pages, everything else is copied."""
+        begun = {}
+        for each in self.shape.growing():
+            mine, its = self._paged.get(each.name), source._paged.get(each.name)
+            begun[each.name] = mine.share(its, each.rows(0, settled).stop) if mine and its else 0
+        self.grow(tokens, 0)
+        for each in self.shape.growing():
+            rows = slice(begun[each.name], each.rows(0, tokens).stop)
+            getattr(self, each.name)[..., rows, :] = getattr(source, each.name)[..., rows, :]
+
+    def sharable_bytes(self, settled: int) -> int:
+        """What `take_over` would share."""
+        paged = [(self._paged.get(each.name), each.rows(0, settled).stop) for each in self.shape.growing()]
+        return sum(buffer.sharable_bytes(rows) for buffer, rows in paged if buffer)
+
+    def cut(self, settled: int) -> None:
+        """Rows from `settled` on will be written anew: nobody else may have them."""
+        for each in self.shape.growing():
+            if buffer := self._paged.get(each.name):
+                buffer.private(each.rows(0, settled).stop)
+                setattr(self, each.name, buffer.tensor)
+
+    def erase(self) -> None:
+        """Lets pages go, and zeroes what is this sequence's alone."""
+        for each in self.shape.growing():
+            if buffer := self._paged.get(each.name):
+                buffer.close()
+                setattr(self, each.name, buffer.tensor)
+            else:
+                getattr(self, each.name).zero_()
 
     def of(self, first: int, end: int) -> tuple[torch.Tensor, ...]:
         """Views of what tokens first..end-1 have here; a block key goes with its block's last token."""
@@ -89,7 +132,12 @@ class AttentionState:
 
 
 def _rows(x: torch.Tensor, which: slice | torch.Tensor) -> torch.Tensor:
-    return x[:, which] if isinstance(which, slice) else x.index_select(1, which)
+    if isinstance(which, slice):
+        return x[:, which]
+    out = x.new_empty((x.shape[0], which.shape[0], x.shape[2]))
+    for head, chosen in zip(x, out, strict=True):  # each is contiguous; all at once are not: 4 times as long
+        torch.index_select(head, 0, which, out=chosen)
+    return out
 
 
 class RecurrentState:
@@ -153,7 +201,9 @@ class SequenceState:
         *,
         device: torch.device | str = "cpu",
         allocate: Allocate | None = None,
+        memory: PageMemory | None = None,
     ) -> None:
+        """With `memory`, rows are in pages that others may share; else in buffers of this sequence alone."""
         if not 1 <= capacity_tokens <= shape.max_tokens:
             raise CapacityExceeded(capacity_tokens, shape.max_tokens)
         if allocate is None:
@@ -163,7 +213,9 @@ class SequenceState:
 
         self.shape, self.capacity_tokens = shape, capacity_tokens
         self.seated = False  # its tensors are those of a `Seat`
-        self.attention = {layer: AttentionState(s, allocate) for layer, s in shape.attention.items()}
+        self.attention = {
+            layer: AttentionState(s, allocate, memory, shape.max_tokens) for layer, s in shape.attention.items()
+        }
         self.recurrent = {layer: RecurrentState(s, allocate) for layer, s in shape.recurrent.items()}
         self.ngram = {layer: NgramState(s, allocate) for layer, s in shape.ngram.items()}
         self.context_ids = torch.empty(shape.context_ids, dtype=torch.int64)  # on the CPU, oldest first
@@ -172,6 +224,7 @@ class SequenceState:
 
     def reset(self) -> None:
         """Back to an empty sequence; grown buffers stay."""
+        self.cut(0)
         for recurrent in self.recurrent.values():
             recurrent.matrix.zero_()
             recurrent.conv.zero_()
@@ -185,9 +238,25 @@ class SequenceState:
 
     def erase(self) -> None:
         """Zeroes every buffer, so that freed memory holds nobody's state; the sequence is empty then."""
-        for tensor in (*self.rows(0, self._buffer_rows), *self.fixed()):
+        for attention in self.attention.values():
+            attention.erase()
+        for tensor in self.fixed():
             tensor.zero_()
         self.reset()
+
+    def take_over(self, source: SequenceState, settled: int, tokens: int) -> None:
+        """An empty state gets another's rows of its first `tokens`, of which those from `settled` on may be written."""
+        for layer, attention in self.attention.items():
+            attention.take_over(source.attention[layer], settled, tokens)
+
+    def sharable_bytes(self, settled: int) -> int:
+        """What a state that takes over the first `settled` tokens of this one need not take again."""
+        return sum(attention.sharable_bytes(settled) for attention in self.attention.values())
+
+    def cut(self, settled: int) -> None:
+        """Going back: rows from `settled` on will be written anew, so nobody else may have them."""
+        for attention in self.attention.values():
+            attention.cut(settled)
 
     def rows(self, first: int, end: int) -> list[torch.Tensor]:
         """Views of what tokens first..end-1 have in the growing buffers, layer by layer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -42,9 +44,16 @@ def read(state: SequenceState, ids: list[int], *, half: bool = False) -> None:
     state.length += len(ids)
 
 
-def fresh(ids: list[int]) -> SequenceState:
+# Rows of which a memory page holds eight: branches share pages. With a draft layer, as above.
+WIDE = replace(
+    SHAPE,
+    attention={1: AttentionShape(2, 128, 64, 4, torch.float32), 2: AttentionShape(1, 256, 200, 2, torch.bfloat16)},
+)
+
+
+def fresh(ids: list[int], shape: StateShape = SHAPE) -> SequenceState:
     """The state after these tokens, never taken from anywhere."""
-    state = SequenceState(SHAPE, max(1, len(ids)))
+    state = SequenceState(shape, max(1, len(ids)))
     for token in ids:  # one at a time: what a window's size does is not this model's business
         read(state, [token])
     return state

@@ -32,7 +32,7 @@ class Talk:
     def __init__(self, model, store, *, kept_bytes: int, context: int = 1024, park=None) -> None:
         self.windows: list[tuple[int, list[int]]] = []  # (start, ids) of the last turn
         self.counters = Counters()
-        self.states = StatePool(model.state_shape, model.state_shape.bytes(context) + kept_bytes)
+        self.states = StatePool(model.state_shape, model.state_shape.bytes(context) + kept_bytes, paged=True)
         self.held = Conversations(self.states, self.counters)
         self.runner = ModelRunner(model, self.states, store, self.held)
 

@@ -20,7 +20,7 @@ TURNS = ((17, 4, 300), (88, 5, 9, 300, 11, 7), (401,))
 def remembering(rig):  # noqa: F811
     """The same model with room for several conversations."""
     model = rig.runner._model
-    pool = StatePool(model.state_shape, 6 * model.state_shape.bytes(256))
+    pool = StatePool(model.state_shape, 6 * model.state_shape.bytes(256) + (2 << 20), paged=True)
     runner = ModelRunner(model, pool, rig.store, Conversations(pool, rig.counters))
     yield Rig(runner, rig.store, rig.counters)
     for slot in list(pool):

@@ -12,13 +12,14 @@ from lanes.counters import Counters
 from lanes.state.conversations import Conversations
 from lanes.state.errors import UnknownSlot
 from lanes.state.pool import StatePool
-from tests.fakes.states import SHAPE, fresh, read, same, window
+from tests.fakes.states import SHAPE, WIDE, fresh, read, same, window
 
 CONTEXT = 64
 
 
-def conversations(kept_tokens=1000, slots=64):
-    pool = StatePool(SHAPE, SHAPE.bytes(CONTEXT) + kept_tokens * (SHAPE.bytes(1) - SHAPE.bytes(0)), slots=slots)
+def conversations(kept_tokens=1000, slots=64, shape=SHAPE, *, paged=False):
+    pool = StatePool(shape, 0, slots=slots, paged=paged)
+    pool.budget_bytes = pool.bytes(CONTEXT) + kept_tokens * (shape.bytes(1) - shape.bytes(0))
     return Conversations(pool, Counters())
 
 
@@ -34,7 +35,7 @@ def feed(held, slot, ids, *, cut=100):
 def turn(held, prompt, answer=(), tenant=b"", *, marks=()):
     """A whole generation; returns the tokens that were not read again."""
     begun = held.begin(prompt, len(prompt) + len(answer), tenant)
-    assert same(held.pool[begun.slot], fresh(prompt[: begun.cached_tokens]))
+    assert same(held.pool[begun.slot], fresh(prompt[: begun.cached_tokens], held.pool.shape))
     at = begun.cached_tokens
     for mark in sorted({*marks, len(prompt)}):
         if at < mark:
@@ -165,10 +166,21 @@ def test_an_unknown_slot_is_refused():
         conversations().end(3)
 
 
-@settings(deadline=None, max_examples=60)
+def really_taken(held):
+    """Bytes of all that is held, by another way than the pool's."""
+    pool, memory = held.pool, held.pool._memory
+    unique = {id(c): c for slot in pool for c in held[slot].checkpoints.values()}
+    beside = sum(tensor.nbytes for c in unique.values() for tensor in c.tensors)
+    if memory is None:
+        return beside + sum(pool[slot].nbytes() for slot in pool)
+    return beside + memory.taken_bytes + sum(pool[slot].shape.fixed_bytes() for slot in pool)
+
+
+@pytest.mark.parametrize(("shape", "paged"), [(SHAPE, False), (WIDE, False), (WIDE, True)])
+@settings(deadline=None, max_examples=25)
 @given(st.integers(0, 2**32), st.integers(0, 300), st.integers(2, 8))
-def test_whatever_happens_no_prefix_is_wrong_and_memory_is_bounded(seed, kept_tokens, slots):
-    rng, held = np.random.default_rng(seed), conversations(kept_tokens, slots)
+def test_whatever_happens_no_prefix_is_wrong_and_memory_is_bounded(shape, paged, seed, kept_tokens, slots):
+    rng, held = np.random.default_rng(seed), conversations(kept_tokens, slots, shape, paged=paged)
     said = {b"a": [[]], b"b": [[]]}  # what each tenant's conversations have said
     for _ in range(12):
         tenant = (b"a", b"b")[rng.integers(2)]
@@ -177,7 +189,7 @@ def test_whatever_happens_no_prefix_is_wrong_and_memory_is_bounded(seed, kept_to
         begun = held.begin(prompt, len(prompt) + 10, tenant)
         at = begun.cached_tokens
         assert at < len(prompt)
-        assert same(held.pool[begun.slot], fresh(prompt[:at]))
+        assert same(held.pool[begun.slot], fresh(prompt[:at], shape))
         assert at == 0 or any(text[:at] == prompt[:at] for text in said[tenant])
         while at < len(prompt) and rng.random() < 0.9:
             end = min(len(prompt), at + int(rng.integers(1, 9)))
@@ -193,11 +205,52 @@ def test_whatever_happens_no_prefix_is_wrong_and_memory_is_bounded(seed, kept_to
         held.end(begun.slot)
         said[tenant].append([*prompt[:at], *answer])
         assert held.pool.reserved_bytes <= held.pool.budget_bytes
-        really = sum(held.pool[slot].nbytes() for slot in held.pool)
-        unique = {id(c): c for slot in held.pool for c in held[slot].checkpoints.values()}
-        really += sum(tensor.nbytes for c in unique.values() for tensor in c.tensors)
-        assert really <= held.pool.reserved_bytes
+        assert really_taken(held) <= held.pool.reserved_bytes
         assert len(held) == len(held.pool) <= slots
+    for slot in held.pool:  # what waits is as it was, whatever its relatives have done
+        assert same(held[slot].state, fresh(held[slot].ids.tolist(), shape))
+    held.forget()
+    assert held.pool.reserved_bytes == 0 == really_taken(held)
+
+
+def test_branches_share_their_roots_pages_and_pay_once():
+    plain, paged = (conversations(3000, shape=WIDE, paged=paged) for paged in (False, True))
+    root = [n % 50 for n in range(48)]
+    for held in (plain, paged):
+        turn(held, root, [1], marks=[40])
+        one = held.pool.reserved_bytes
+        for number in range(4):
+            assert turn(held, [*root, 60 + number, 3, 4], [5, 6]) == 48
+        branches = held.pool.reserved_bytes - one
+        if held is plain:
+            copied = branches
+    columns = 2 + 2 + 1 + 1 + 1 + 1 + 1 + 1
+    assert branches < copied - 4 * (WIDE.growing_bytes(40) - columns * 2 * 4096)
+    for slot in paged.pool:
+        assert same(paged.pool[slot], fresh(paged[slot].ids.tolist(), WIDE))
+
+
+@pytest.mark.parametrize("whose", ["root", "branch"])
+def test_who_goes_back_behind_shared_pages_writes_over_nobodys(whose):
+    held = conversations(3000, shape=WIDE, paged=True)
+    root = [n % 50 for n in range(48)]
+    turn(held, root, [1], marks=[16, 40])
+    turn(held, [*root[:40], 7, 7, 7, 7, 7], [8, 8], marks=[42])
+    (one,), (other,) = (
+        [held[slot] for slot in held.pool if (held[slot].length == 49) is wanted]
+        for wanted in ((True, False) if whose == "root" else (False, True))
+    )
+    assert held.pool._memory.saved_bytes > 0
+    saved, reserved = held.pool._memory.saved_bytes, held.pool.reserved_bytes
+    for later in [position for position in one.checkpoints if position > 16]:
+        held._release(one, later)
+    one.back_to(16)
+    given_up = saved - held.pool._memory.saved_bytes
+    assert given_up > 0
+    assert held.pool.reserved_bytes <= reserved + given_up
+    read(one.state, [33] * 30)
+    assert same(one.state, fresh([*root[:16], *[33] * 30], WIDE))
+    assert same(other.state, fresh(other.ids.tolist(), WIDE))
 
 
 def test_the_same_state_is_the_same_to_the_test():

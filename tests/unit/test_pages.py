@@ -1,4 +1,4 @@
-"""Shared pages against a twin that copies: the same rows whatever is shared, counted exactly, gone when nobody holds them."""
+"""Shared pages against a twin that copies: the same rows, pages counted exactly, and gone when nobody holds them."""
 
 import numpy as np
 import pytest
