@@ -16,8 +16,8 @@ MOST = 127.0
 
 def encode(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x fp32 [KV, T, D] as codes int8 [KV, T, D] and scales fp32 [KV, T, 1]."""
-    scales = x.abs().amax(-1, keepdim=True) / MOST
-    codes = (x / scales.clamp_min(torch.finfo(torch.float32).tiny)).round_().clamp_(-MOST, MOST)
+    scales = (x.abs().amax(-1, keepdim=True) / MOST).clamp_min_(torch.finfo(torch.float32).tiny)
+    codes = (x / scales).round_().clamp_(-MOST, MOST)
     return codes.nan_to_num_(0.0).to(torch.int8), scales
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -20,6 +20,8 @@ ROWS = arrays.arrays(np.float32, (2, 3, 8), elements=st.floats(-(2.0**99), 2.0**
 
 
 @given(ROWS)
+@example(np.full((2, 3, 8), 1e-37, np.float32))
+@example(np.full((2, 3, 8), 1e-45, np.float32))
 def test_a_value_is_off_by_half_a_step_and_codes_stay(values):
     x = torch.from_numpy(values)
     codes, scales = int8.encode(x)
