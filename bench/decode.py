@@ -5,7 +5,7 @@ memories; the lane under its own cache policy at each budget; the same stretch a
 
     python -m bench.decode --scale gigabyte --vram-budget 120MiB                                a CPU lane
     python -m bench.decode --device cuda --vram-budget 16GiB --vram-budget 24GiB --cores 0-15 \\
-        --out bench/results/decode-h200.json
+        --kernels --out bench/results/decode-h200.json
 
 Not here: the measuring (decode_lane, a process for each job), definitions of ceilings and bound. Invariant: a figure at
 a forced rate stands under "forced"; what was not measured is null.
@@ -39,11 +39,13 @@ Figures = dict[str, Any]
 
 def job(kind: str, options: Sequence[str], **rest: object) -> Figures:
     """Runs one measuring process; raises CalledProcessError, its words are on standard error."""
-    threads = {"OMP_WAIT_POLICY": "PASSIVE"}  # before torch is loaded there, as a lane does
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}  # before torch is loaded there, as a lane does
+    if "cuda" not in options:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     command = [sys.executable, "-m", "bench.decode_lane"]
     done = subprocess.run(
         command, input=json.dumps({"kind": kind, "options": list(options), **rest}), stdout=subprocess.PIPE, text=True,
-        check=True, timeout=JOB_LIMIT_S, env={**os.environ, **threads},
+        check=True, timeout=JOB_LIMIT_S, env=environment,
     )  # fmt: skip
     found: Figures = json.loads(done.stdout)
     return found
@@ -89,6 +91,9 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace) -> 
                 trace=str(folder / "forced.trace"), rates=[int(rate) / 100 for rate in chosen.forced.split(",")],
             )  # fmt: skip
             points = [{"forced": True, **point} for point in found["points"]]
+        kernels = (
+            job("kernels", [*options, "--vram-budget", chosen.vram_budget[0]], **common) if chosen.kernels else None
+        )
         looks.append(job("ceilings", [*options, "--vram-budget", "0"]))
     # Neighbours only ever make memory look slower: of two looks the better one is nearer to what it can deliver.
     best = {name: max(look["bytes_per_s"][name] for look in looks) for name in looks[0]["bytes_per_s"]}
@@ -102,7 +107,7 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace) -> 
         "ceilings_looks_gb_per_s": [
             {name: round(rate / 1e9, 2) for name, rate in look["bytes_per_s"].items()} for look in looks
         ],
-        "dense_bytes_per_step": dense_bytes, "cores": looks[0]["cores"],
+        "gpu": kernels, "dense_bytes_per_step": dense_bytes, "cores": looks[0]["cores"],
     }  # fmt: skip
 
 
@@ -126,10 +131,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--start", type=int, default=0, help="place in the walk (default: 0)")
     parser.add_argument("--forced", default=FORCED, help=f"hit rates in percent; empty: none (default: {FORCED})")
     parser.add_argument("--forced-budget", metavar="BYTES", help="of the lane at forced rates (default: all experts)")
+    parser.add_argument("--kernels", action="store_true", help="GPU: also some steps by kernel, in a lane of their own")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="that make the model")
     parser.add_argument("--out", type=Path, help="also write the object to this file")
     chosen = parser.parse_args(argv)
     chosen.vram_budget = chosen.vram_budget or ["16GiB"]
+    if chosen.kernels and chosen.device == "cpu":
+        parser.error("--kernels: a CPU lane has none")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with made(folder / "pack", SHAPES[chosen.scale], seed=SEED, threads=chosen.threads) as synthetic:

@@ -3,6 +3,7 @@
     ceilings   what the memories deliver, and how many dense bytes a step reads
     adaptive   one conversation along the walk: the lane as it is, under its cache policy
     forced     the same stretch at hit rates that are forced (`forced`)
+    kernels    on a GPU: a few steps more, by kernel (`step_kernels`)
 
 A process each, so that a lane's memory, device and threads are its own. Not here: the region (bench.decode holds it).
 """
@@ -35,6 +36,7 @@ from shared_experts.pack import Pack
 
 MOST_PASSES = 40  # until a forced set is in the cache
 ATTACH_S = 60.0
+PROFILED_STEPS = 32
 
 Job = dict[str, object]
 Figures = dict[str, object]
@@ -131,6 +133,7 @@ def figures(answer: Answered) -> Figures:
         "hit_rate": round(counted.expert_hits / max(1, counted.expert_hits + counted.expert_misses), 4),
         "resident_bytes": round(counted.expert_hit_bytes / steps),
         "missed_bytes": round(counted.expert_miss_bytes / steps),
+        "missed_bytes_by_the_cpu": round(counted.expert_cpu_bytes / steps),
     }
 
 
@@ -162,6 +165,19 @@ def at_forced_rates(job: Job) -> Figures:
     return {"points": points}
 
 
+def by_kernel(job: Job) -> Figures:
+    """A warm-up, then some steps under the profiler, which slows them down: shares are told, not speed."""
+    from bench.step_kernels import device_us, grouped  # kernels, which only a GPU lane needs
+
+    order = walk_of(job)
+    start, prompt, warm, tokens = (number(job, name) for name in ("start", "prompt", "warm", "tokens"))
+    with started(options_of(job)) as lane:
+        lane.ask(order.stretch(start, prompt), warm)
+        ids = order.stretch(start, prompt + warm)
+        steps = min(tokens, PROFILED_STEPS)
+        return grouped(device_us(lambda: lane.ask(ids, steps)), steps)
+
+
 def settle(lane: OwnLane, held: Held, ids: list[int], tokens: int) -> int:
     """Asks until all wanted experts are in the cache, or no more get in; returns how often."""
     for passes in range(MOST_PASSES):
@@ -174,13 +190,19 @@ def settle(lane: OwnLane, held: Held, ids: list[int], tokens: int) -> int:
     return MOST_PASSES
 
 
-KINDS: dict[str, Callable[[Job], Figures]] = {"ceilings": rates, "adaptive": walked, "forced": at_forced_rates}
+KINDS: dict[str, Callable[[Job], Figures]] = {
+    "ceilings": rates,
+    "adaptive": walked,
+    "forced": at_forced_rates,
+    "kernels": by_kernel,
+}
 
 
 def main() -> int:
     """Does one job."""
     configure_logging(json_lines=True, lane="bench")
     job: Job = json.load(sys.stdin)
+    os.sched_setaffinity(0, config_of(job).cores)  # every thread from here on inherits it, as in a lane's process
     sys.stdout.write(json.dumps(KINDS[str(job["kind"])](job)) + "\n")
     return 0
 

@@ -61,6 +61,7 @@ class Reading:
     windows: int
     cache_bytes: int  # of experts read in the lane's cache, once a window
     region_bytes: int  # of experts read where they lie in the region
+    cpu_bytes: int  # of these, by the CPU of a GPU lane
 
     @property
     def seconds(self) -> float:
@@ -97,7 +98,7 @@ def read(socket: Path, ids: Sequence[int]) -> Reading:
         raise StartFailed(f"of a prompt of {len(ids)} tokens {counted.prompt_tokens} were read")
     return Reading(
         len(ids), began_ns, first_ns, counted.prefill_ns, counted.windows, counted.expert_hit_bytes,
-        counted.expert_miss_bytes,
+        counted.expert_miss_bytes, counted.expert_cpu_bytes,
     )  # fmt: skip
 
 
@@ -172,7 +173,7 @@ class Bench:
 def shown(kind: str, reading: Reading, rates: Ceilings) -> Figures:
     """One reading beside its bound."""
     on_gpu = rates.link is not None
-    moved = reading.region_bytes + (0 if on_gpu else reading.cache_bytes)
+    moved = reading.region_bytes - reading.cpu_bytes + (0 if on_gpu else reading.cache_bytes)
     bound = prompt_s(moved, rates)
     return {
         "cache": kind, **{k: v for k, v in asdict(reading).items() if not k.endswith("_ns")},

@@ -55,7 +55,7 @@ def test_a_remembered_prompt_is_no_reading(tmp_path):
 
 
 def test_a_reading_beside_the_bound_of_the_link_or_of_the_cores(tmp_path):
-    reading = Reading(1000, 0, 2 * 10**9, 10**9, 4, cache_bytes=30 * 10**9, region_bytes=50 * 10**9)
+    reading = Reading(1000, 0, 2 * 10**9, 10**9, 4, cache_bytes=30 * 10**9, region_bytes=50 * 10**9, cpu_bytes=0)
     link = shown("warm", reading, Ceilings(40e9, 1e12, 50e9, 40e9, 60e9))
     assert (link["bound_s"], link["utilisation"], link["tokens_per_s"]) == (1, 0.5, 500)
     assert link["tokens_per_s_in_windows"] == 1000

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from bench import ceilings, step_parts
+from bench import ceilings, step_kernels, step_parts
 from bench.bound import Ceilings, StepBytes, prompt_s, step_s
 from bench.forced import Held, hottest
 from bench.synthetic.pack import made
@@ -89,3 +89,16 @@ def test_ceilings_of_a_cpu_are_read_rates_of_the_region(tmp_path):
         kernel.close()
     assert 1e8 < found.cpu_read < 1e12
     assert found.hbm_copy is found.link is None
+
+
+def test_kernels_are_of_the_part_whose_name_is_theirs_alone():
+    names = step_kernels.names()
+    assert {name: names[name] for name in ("_gate_up", "_down", "_combine", "_wait", "_attend", "_score")} == {
+        "_gate_up": "experts", "_down": "experts", "_combine": "experts", "_wait": "handshake", "_attend": "attention",
+        "_score": "attention",
+    }  # fmt: skip
+    assert "_prepare" not in names  # DeltaNet has one, too
+    told = step_kernels.grouped({"_gate_up": 4000.0, "_wait": 200.0, "ampere_gemm": 6000.0, "_prepare": 1.0}, 2)
+    assert told["milliseconds"] == {"experts": 2.0, "handshake": 0.1, "attention": 0.0, "rest": 3.0005}
+    assert list(told["kernels"]) == ["ampere_gemm", "_gate_up", "_wait", "_prepare"]
+    assert step_kernels.grouped({}, 2) == {"milliseconds": None, "kernels": {}}
