@@ -21,19 +21,34 @@ from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "0"
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from lanes.kernels import attention, combine, deltanet, experts, heads, index, products, route, sampling, shared, stream
+from lanes.kernels import (
+    attention,
+    combine,
+    deltanet,
+    experts,
+    grouped,
+    heads,
+    index,
+    products,
+    route,
+    sampling,
+    shared,
+    stream,
+)
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
 HIDDEN, INNER, CHOSEN, EXPERTS = 2560, 640, 10, 512
 COUNTED = {
     "loads_16_bytes": r"LDG\.E[.\w]*\.128", "loads": "LDG", "spills": "LDL|STL", "barriers": r"BAR\.SYNC",
     "shared_stores": "STS", "shuffles": "SHFL", "integer_dots": "IDP",
+    "tensor_core_dots": "IMMA|IGMMA",
 }  # fmt: skip
 
 
@@ -117,6 +132,26 @@ def launch_experts(format: str, rows: int) -> None:
     combine.combine(torch.empty(rows, CHOSEN), y, y, torch.empty(pairs, dtype=torch.int32), x)
 
 
+def launch_grouped(format: str, rows: int) -> None:
+    """One layer's routed experts of a prompt's chunk of `rows`, at the true sizes."""
+    layout = RecordLayout.of(EXPERT_FORMATS[format], HIDDEN, INNER)
+    pairs = rows * CHOSEN
+
+    def quantised(rows: int, width: int) -> experts.QuantisedRows:
+        sizes = (rows, width // layout.format.group)
+        return experts.QuantisedRows(
+            torch.empty((rows, width), dtype=torch.int8), torch.empty(sizes), torch.empty(sizes, dtype=torch.int32)
+        )
+
+    work = grouped.Batch(torch.empty((EXPERTS, 3), dtype=torch.int32), 0, pairs)
+    numbers = torch.empty(pairs, dtype=torch.int32)
+    grouped.run(
+        layout, torch.empty(EXPERTS, dtype=torch.int64), grouped.Groups(numbers, numbers, np.zeros(1, np.int64)), work,
+        quantised(rows, HIDDEN), torch.empty(rows, CHOSEN), torch.empty(pairs, INNER), quantised(pairs, INNER),
+        torch.empty(pairs, HIDDEN), torch.empty(rows, HIDDEN),
+    )  # fmt: skip
+
+
 def launch_dense(rows: int) -> None:
     """The kernels between matrix products, once each, at the true sizes."""
     shape = deltanet.DeltaShape(key_heads=16, value_heads=48, key_dim=128, value_dim=128, taps=4)
@@ -190,13 +225,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.kernel_code", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rows", default="1", help="rows of the window, comma-separated (default: %(default)s)")
     parser.add_argument("--formats", default="q4g64", help="expert formats (default: %(default)s)")
+    parser.add_argument("--chunk", type=int, default=0, help="rows of a prompt's chunk, for the grouped kernels")
     options = parser.parse_args(argv)
+    windows = [rows for rows in options.rows.split(",") if rows]
     result = {
         f"{format}, {rows} rows": compiled(lambda format=format, rows=rows: launch_experts(format, int(rows)))
         for format in options.formats.split(",")
-        for rows in options.rows.split(",")
+        for rows in windows
     }
-    for rows in options.rows.split(","):
+    for format in options.formats.split(",") if options.chunk else ():
+        result[f"{format}, chunk"] = compiled(lambda format=format: launch_grouped(format, options.chunk))
+    for rows in windows:
         result[f"dense, {rows} rows"] = compiled(lambda rows=rows: launch_dense(int(rows)))
         result[f"fused, {rows} rows"] = compiled(lambda rows=rows: launch_fused(int(rows)))
         result[f"attention, {rows} rows"] = compiled(lambda rows=rows: launch_attention(int(rows)))

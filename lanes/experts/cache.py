@@ -11,7 +11,9 @@ them. Its slot is its own from the beginning.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -115,6 +117,31 @@ class ExpertCache:
     def room(self) -> int:
         """Slots in all."""
         return self._budget.slots
+
+    @contextlib.contextmanager
+    def lend(self, count: int) -> Iterator[list[int]]:
+        """Slots for another use until the block ends, whatever ends it: free ones, then the least used residents'.
+
+        Between windows only, as `turn`; at most all slots whose copies have arrived. What was in them is not brought
+        back: the policy fills them again.
+        """
+        short = count - len(self._free)
+        if short > 0:
+            here = np.flatnonzero(self.resident.reshape(-1))
+            victims = here[np.lexsort((here, self._state.last_used[here], self._state.uses[here]))[:short]]
+            kept = self._state.resident.copy()
+            kept[victims] = False
+            self._state = replace(self._state, resident=kept)
+            self._drop(victims)
+            self._counters.cache_evictions += victims.shape[0]
+            self._counters.cache_used_bytes -= victims.shape[0] * self.record_bytes
+        lent = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        self._budget = replace(self._budget, slots=self._budget.slots - len(lent))
+        try:
+            yield lent
+        finally:
+            self._budget = replace(self._budget, slots=self._budget.slots + len(lent))
+            self._free.extend(lent)
 
     def slots(self) -> npt.NDArray[np.int64]:
         """The slot of every key, -1 where it has none."""

@@ -30,3 +30,19 @@ def test_kernels_compile_without_spills(tmp_path):
         assert kernels[name]["integer_dots"] > 0
     assert attention["attend"]["loads_16_bytes"] >= 32, "keys and values are not read 16 bytes at a time"
     assert kernels["gate_up"]["barriers"] <= 2, "codes go through shared memory"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_grouped_kernels_reach_the_tensor_cores_without_spills(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.kernel_code", "--rows", "", "--chunk", "1024"], capture_output=True, text=True,
+        timeout=800, env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    (kernels,) = json.loads(done.stdout)["kernels"].values()
+    assert {"gate_up", "quantise", "down", "add"} == set(kernels)
+    for name, figures in kernels.items():
+        assert figures["spills"] == figures["stack_bytes"] == figures["inexact"] == 0, (name, figures)
+    assert kernels["gate_up"]["tensor_core_dots"] > 0
+    assert kernels["down"]["tensor_core_dots"] > 0
