@@ -12,7 +12,7 @@ them. Its slot is its own from the beginning.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -115,7 +115,7 @@ class ExpertCache:
 
     @property
     def room(self) -> int:
-        """Slots in all."""
+        """Slots in all, but for those that are lent."""
         return self._budget.slots
 
     @contextlib.contextmanager
@@ -142,6 +142,19 @@ class ExpertCache:
         finally:
             self._budget = replace(self._budget, slots=self._budget.slots + len(lent))
             self._free.extend(lent)
+
+    def address(self, slot: int) -> int:
+        """Where a slot lies, for whoever reads it."""
+        return self._slots.address(slot)
+
+    def fetch(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Begins to copy records into lent slots: (key, slot) each, after what the device has been given so far."""
+        if copies:
+            self._slots.copy([(slot, int(self.home[key])) for key, slot in copies])
+
+    def join(self) -> None:
+        """What the device is given from here on runs after the copies that have begun."""
+        self._slots.join()
 
     def slots(self) -> npt.NDArray[np.int64]:
         """The slot of every key, -1 where it has none."""

@@ -30,6 +30,9 @@ class Slots(Protocol):
     def copy(self, copies: Sequence[tuple[int, int]]) -> Done:
         """Begins to copy records: (slot, address of the record in the region) each."""
 
+    def join(self) -> None:
+        """What the device is given from here on runs after all copies that have begun."""
+
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Zeroed host memory for a table that readers of the slots copy from."""
 
@@ -52,6 +55,9 @@ class HostSlots:
         for slot, home in copies:
             ctypes.memmove(self.address(slot), home, self._record_bytes)
         return lambda: True
+
+    def join(self) -> None:
+        """They are done."""
 
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Plain memory."""

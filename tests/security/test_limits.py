@@ -402,6 +402,8 @@ NO_BOUND = {
     "lanes.CHUNK_TOKENS": "more comes in the next message",
     "lanes.GRAMMAR_LOOK_S": "an interval",
     "lanes.PAGE_TOKENS": "a size",
+    "lanes.RING_SLOTS": "a size",
+    "lanes.PROMPT_PLACES": "a size; more come in the next batch",
     "lanes.LEAST_PARKED_TOKENS": "a least value; fewer are read again",
     "lanes.PARK_BYTES_PER_STEP": "more waits for the next window",
     "shared_experts.PARK_SEGMENT_BYTES": "a size",

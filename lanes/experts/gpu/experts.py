@@ -27,6 +27,7 @@ import torch
 from lanes import limits
 from lanes.counters import Counters
 from lanes.experts.cache import ExpertCache
+from lanes.experts.gpu.prompt import PromptExperts
 from lanes.experts.gpu.share import Share
 from lanes.experts.gpu.workspace import Workspace
 from lanes.experts.policy import Ints, Touched
@@ -73,6 +74,7 @@ class GpuExperts:
         self._none = torch.zeros(limits.MAX_WINDOW_TOKENS * chosen + 1, dtype=torch.int32, device=self.device)
         self._wide = torch.zeros(shape, dtype=torch.int32, device=self.device)  # uses in windows too long for the log
         self._is_wide = False
+        self._prompt = PromptExperts(cache, info, self.device)
         self._calls = [0] * info.layers  # of `forward` in this window
         self._rows = self._kept = 0
 
@@ -103,7 +105,7 @@ class GpuExperts:
         self._run(layer, x, ids, weights, out, self._entry(layer, turn), shared)
 
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Of a window of any size, as `lanes.experts.protocol.Experts` says; more rows run in blocks.
+        """Of a window of any size, as `lanes.experts.protocol.Experts` says; many rows are grouped by expert.
 
         It is computed without the CPU's share.
         """
@@ -121,9 +123,9 @@ class GpuExperts:
         self._is_wide = True
         chosen = ids.reshape(-1)
         self._wide[layer].index_add_(0, chosen, torch.ones_like(chosen))
-        for first in range(0, rows, most):
-            part = slice(first, min(first + most, rows))
-            self._run(layer, x[part], ids[part], weights[part], out[part], self._log[-1], None)
+        if self._prompt.begin_window():
+            self._publish()
+        self._prompt.forward(layer, x, ids, weights, out)
         return out
 
     def keep(self, rows: int) -> None:
@@ -140,6 +142,7 @@ class GpuExperts:
 
         Raises HandshakeLost where the CPU's share was lost: what the window computed is void.
         """
+        self._prompt.end_window()
         keys, rows = self._chosen(self._rows)
         self._count(keys, rows)
         if self._shared and self.share is not None:
@@ -156,6 +159,7 @@ class GpuExperts:
 
     def discard_window(self) -> None:
         """What ran since the last `end_window`, and has finished, is counted nowhere."""
+        self._prompt.end_window()
         self._seen.fill(-1)
         if self._is_wide:
             self._wide.zero_()

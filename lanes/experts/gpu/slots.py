@@ -42,6 +42,10 @@ class DeviceSlots:
         event.record(self._stream)
         return event.query
 
+    def join(self) -> None:
+        """The current stream waits for the side stream."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Pinned."""
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
