@@ -23,6 +23,7 @@ from lanes.experts.gpu.start import cores_of, start_share
 from lanes.experts.native import ExpertKernel
 from lanes.models import load_model
 from lanes.models.load import DTYPES, dense_bytes
+from lanes.models.near import Near
 from lanes.models.qwen4_exp.gpu.model import GpuQwen4Exp
 from lanes.models.qwen4_exp.gpu.served import check_served
 from lanes.models.qwen4_exp.model import Qwen4Exp
@@ -78,6 +79,8 @@ def cuda_parts(opened: Opened) -> Parts:
     )
     assert isinstance(inner, Qwen4Exp)
     model = GpuQwen4Exp(inner, experts, context_tokens)
+    if config.prefill_routing == "vram":
+        model.near = inner.near = Near(experts.resident, counters)
     _log.info("windows_captured", allocated=torch.cuda.memory_allocated(), reserved=torch.cuda.memory_reserved())
     # The sequence that runs has its state in VRAM; those that wait lie in host memory, as do checkpoints.
     states = StatePool(model.state_shape, seat_bytes + config.state_budget_bytes, slots=limits.MAX_RESIDENTS)

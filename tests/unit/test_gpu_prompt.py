@@ -5,9 +5,11 @@ import pytest
 import torch
 import triton
 
+from lanes.counters import Counters
 from lanes.experts.policy import Touched
 from lanes.experts.store import Interrupted
 from lanes.kernels import grouped
+from lanes.models.near import Near
 from tests.fakes.gpu_experts import Rig
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu")
@@ -36,6 +38,16 @@ def test_every_bit_whatever_the_ring(slots, ring, monkeypatch):
     assert rig.cache.room == min(slots, 8)
     assert sorted([*rig.cache._free, *(s for s in rig.cache.slots().tolist() if s >= 0)]) == list(range(min(slots, 8)))
     rig.window(2, 5, layers=1)  # after the cache has turned over
+
+
+def test_what_routing_is_told_is_what_the_device_reads():
+    rig = small(8)
+    rig.window(1, 1, layers=1)
+    counters = Counters()
+    ids, _ = Near(rig.experts.resident, counters).route(0, torch.randn(9, 4), 1, True)
+    assert rig.cache.resident[0].sum() == 1
+    assert rig.cache.resident[0][ids.numpy()].all()
+    assert counters.prompt_choices == 9
 
 
 def test_a_cancelled_window_gives_its_slots_back():

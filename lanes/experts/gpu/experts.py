@@ -128,6 +128,10 @@ class GpuExperts:
         self._prompt.forward(layer, x, ids, weights, out)
         return out
 
+    def resident(self, layer: int) -> torch.Tensor:
+        """Which experts are in VRAM, bool [E] on the device: the table as it was published last."""
+        return self._resident[layer].bool()
+
     def keep(self, rows: int) -> None:
         """Only the first rows of the window were right: what the others chose is no use to come back for."""
         self._kept = rows

@@ -53,7 +53,7 @@ class GpuQwen4Exp:
     def __init__(self, inner: Qwen4Exp, experts: WindowExperts, context_tokens: int, *, capture: bool = True) -> None:
         """`capture`: windows are captured as graphs, which takes a GPU; else their launches are made one by one."""
         self.spec, self.state_shape, self.device, self.dtype = inner.spec, inner.state_shape, inner.device, inner.dtype
-        self.near: Near | None = None  # a lane on a GPU steers no window
+        self.near: Near | None = None  # as the inner model's, which runs a prompt's windows
         self._inner, self._experts = inner, experts
         self.seat = Seat(inner.state_shape, context_tokens, inner.device)
         on_gpu = inner.device.type == "cuda"
