@@ -11,7 +11,7 @@ import triton
 
 from bench import gpu_lane_cases as cases
 from bench.gpu_lane_rig import CONTEXT, cpu_lane, gpu_lane, small_pack
-from lanes.kernels import experts
+from lanes.kernels import experts, products
 from lanes.models.errors import WindowError
 from lanes.models.load import dense_bytes
 from lanes.window import Window
@@ -32,6 +32,7 @@ def pack(tmp_path_factory):
 def large_tiles(monkeypatch):
     monkeypatch.setattr(experts, "GATE_TILE", 64)
     monkeypatch.setattr(experts, "DOWN_TILE", 64)
+    monkeypatch.setattr(products, "PROGRAMS", 1)
 
 
 @pytest.mark.slow

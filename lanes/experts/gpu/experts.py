@@ -3,6 +3,7 @@
     attach(share)                            host, once: the CPU takes its share of decoder layers' misses from here on
     begin_window(rows)                       host, before the window's launches or its graph's replay
     launch(layer, x, ids, weights, out)      enqueues kernels; nothing is allocated, waited for or read back
+    launch_pairs(layer, x, ids)              the same without the sum over a row's experts
     (the stream has finished)
     keep(rows)                               host; of a trial window: its first rows were right
     end_window()                             host: counters, cache turn, table published
@@ -29,7 +30,7 @@ from lanes.counters import Counters
 from lanes.experts.cache import ExpertCache
 from lanes.experts.gpu.prompt import PromptExperts
 from lanes.experts.gpu.share import Share
-from lanes.experts.gpu.workspace import Workspace
+from lanes.experts.gpu.workspace import Pairs, Workspace
 from lanes.experts.policy import Ints, Touched
 from lanes.experts.store import Interrupted
 from lanes.kernels import combine, experts, jobs
@@ -103,6 +104,11 @@ class GpuExperts:
         """
         shared = self.share if layer < self.decoder_layers else None
         self._run(layer, x, ids, weights, out, self._entry(layer, turn), shared)
+
+    def launch_pairs(self, layer: int, x: torch.Tensor, ids: torch.Tensor) -> Pairs:
+        """`launch` of a decoder layer without the sum, for a launch that adds more than that (lanes.kernels.shared)."""
+        shared = self.share if layer < self.decoder_layers else None
+        return self._pairs(layer, x, ids, self._entry(layer, 0), shared)
 
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Of a window of any size, as `lanes.experts.protocol.Experts` says; many rows are grouped by expert.
@@ -179,6 +185,10 @@ class GpuExperts:
         self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor,
         log: torch.Tensor, share: Share | None,
     ) -> None:  # fmt: skip
+        pairs = self._pairs(layer, x, ids, log, share)
+        combine.combine(weights, pairs.y, pairs.y_cpu, pairs.slots, out)
+
+    def _pairs(self, layer: int, x: torch.Tensor, ids: torch.Tensor, log: torch.Tensor, share: Share | None) -> Pairs:
         work, addresses = self._work[len(x) - 1], self._addresses[layer]
         counts, inputs, y_cpu = self._none, None, work.y
         if share is not None:
@@ -191,7 +201,7 @@ class GpuExperts:
         experts.down(self._layout, addresses, work.jobs, work.h, work.y)
         if share is not None:
             share.doorbell.wait(layer + 1)
-        combine.combine(weights, work.y, y_cpu, work.slots, out)
+        return Pairs(work.y, y_cpu, work.slots)
 
     def _chosen(self, rows: int) -> tuple[Ints, Ints]:
         """(keys ascending, rows of each) of what the window's first rows chose."""

@@ -14,6 +14,15 @@ from shared_experts.layout import RecordLayout
 
 
 @dataclass(frozen=True, slots=True)
+class Pairs:
+    """Rows of every pair: pair p's is y[p], or y_cpu[slots[p]] where slots int32 [P] is not -1; both fp32 [?, H]."""
+
+    y: torch.Tensor
+    y_cpu: torch.Tensor
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Workspace:
     """Tensors of fixed places."""
 

@@ -39,10 +39,7 @@ class Activations(Narrowing):
     injection: torch.Tensor  # [R, S] with which it will be
     normed: torch.Tensor  # [R, S, H]
     normed_rounded: torch.Tensor  # [R, S, H]
-    low: torch.Tensor  # [R, L + S]
-    last_low: torch.Tensor  # [R, L] of the mixer that injects nothing
     squashed_rounded: torch.Tensor  # [R, L]
-    lifted: torch.Tensor  # [R, S * H]
     u: torch.Tensor  # [R, H] what a block sees
     u_rounded: torch.Tensor  # [R, H]
 
@@ -56,8 +53,7 @@ class Activations(Narrowing):
 
         return cls(
             room(streams, hidden), room(hidden), room(streams), room(streams, hidden),
-            room(streams, hidden, dtype=dtype), room(low + streams), room(low), room(low, dtype=dtype),
-            room(streams * hidden), room(hidden), room(hidden, dtype=dtype),
+            room(streams, hidden, dtype=dtype), room(low, dtype=dtype), room(hidden), room(hidden, dtype=dtype),
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from lanes.kernels.deltanet import DeltaRows, DeltaShape, finish, prepare, rule
+from lanes.kernels.products import two_products
 from lanes.models.qwen4_exp.deltanet import DeltaNet
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, Narrowing, multiply
 from lanes.models.qwen4_exp.spec import Spec
@@ -65,8 +66,7 @@ class DeltaNetWindow:
     def run(self, a: Activations, d: DeltaActivations) -> None:
         """From u to result."""
         block = self._block
-        multiply(a.u_rounded, block.inputs, d.projected)
-        multiply(a.u, block.gates, d.gates)
+        two_products(a.u_rounded, block.inputs, d.projected, a.u, block.gates, d.gates)
         self._advance(d)
         z = d.projected[:, self._shape.channels :]
         finish(d.out, z, block.norm, d.gated_rounded, self._eps, silu=self._silu)

@@ -10,8 +10,9 @@ from typing import Protocol
 
 import torch
 
-from lanes.kernels import activation, route
-from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, Narrowing, multiply
+from lanes.experts.gpu.workspace import Pairs
+from lanes.kernels import route, shared
+from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, Narrowing
 from lanes.models.qwen4_exp.moe import Moe
 from lanes.models.qwen4_exp.spec import Spec
 
@@ -19,10 +20,8 @@ from lanes.models.qwen4_exp.spec import Spec
 class Launches(Protocol):
     """Routed experts that a graph can hold."""
 
-    def launch(
-        self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, turn: int = 0
-    ) -> None:
-        """out fp32 [R, H] = weighted sum of x fp32 [R, H] through experts ids int32 [R, K] by weights fp32 [R, K]."""
+    def launch_pairs(self, layer: int, x: torch.Tensor, ids: torch.Tensor) -> Pairs:
+        """Rows of every (row, expert) of x fp32 [R, H] and ids int32 [R, K]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +31,7 @@ class MoeActivations(Narrowing):
     scores: torch.Tensor  # fp32 [R, E + 1], the shared expert's gate last
     ids: torch.Tensor  # int32 [R, K]
     weights: torch.Tensor  # fp32 [R, K]
-    gate_up: torch.Tensor  # fp32 [R, 2I]
-    active_rounded: torch.Tensor  # [R, I]
-    shared: torch.Tensor  # fp32 [R, H]
+    active_rounded: torch.Tensor  # [R, I] of the shared expert
 
     @classmethod
     def of(cls, spec: Spec, device: torch.device, dtype: torch.dtype) -> MoeActivations:
@@ -45,8 +42,7 @@ class MoeActivations(Narrowing):
             return torch.zeros((MOST_ROWS, *shape), dtype=dtype, device=device)
 
         return cls(
-            room(spec.experts + 1), room(chosen, dtype=torch.int32), room(chosen), room(2 * inner),
-            room(inner, dtype=dtype), room(spec.hidden),
+            room(spec.experts + 1), room(chosen, dtype=torch.int32), room(chosen), room(inner, dtype=dtype),
         )  # fmt: skip
 
 
@@ -59,10 +55,9 @@ class MoeWindow:
     def run(self, a: Activations, m: MoeActivations) -> None:
         """From u to result."""
         block, spec = self._block, self._spec
-        multiply(a.u, block.router, m.scores)
+        shared.enter(a.u, block.router, m.scores, a.u_rounded, block.gate_up, m.active_rounded)
         route.pick(m.scores, m.ids, m.weights, spec.experts, normalise=spec.normalise_weights)
-        self._experts.launch(self._layer, a.u, m.ids, m.weights, a.result)
-        multiply(a.u_rounded, block.gate_up, m.gate_up)
-        activation.activate(m.gate_up, m.active_rounded)
-        multiply(m.active_rounded, block.down, m.shared)
-        activation.add(a.result, m.scores[:, -1], m.shared)
+        pairs = self._experts.launch_pairs(self._layer, a.u, m.ids)
+        shared.leave(
+            m.active_rounded, block.down, m.scores[:, -1], m.weights, pairs.y, pairs.y_cpu, pairs.slots, a.result
+        )

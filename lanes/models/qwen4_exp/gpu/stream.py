@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from lanes.kernels.stream import enter, mix, squash
-from lanes.models.qwen4_exp.gpu.activations import Activations, multiply
+from lanes.kernels.stream import enter, lift, lower
+from lanes.models.qwen4_exp.gpu.activations import Activations
 from lanes.models.qwen4_exp.stream import Mixer
 
 
 class MixerWindow:
     """Twin of `lanes.models.qwen4_exp.stream.Mixer`."""
 
-    def __init__(self, mixer: Mixer, eps: float, *, injects: bool) -> None:
-        self._mixer, self._eps, self._injects = mixer, eps, injects
+    def __init__(self, mixer: Mixer, eps: float) -> None:
+        self._mixer, self._eps = mixer, eps
 
     def run(self, a: Activations) -> None:
         """x += injection * result; then u and the injection of the block that reads it."""
         mixer = self._mixer
-        low = a.low if self._injects else a.last_low
         enter(a.x, a.result, a.injection, mixer.norm, a.normed, a.normed_rounded, self._eps)
-        multiply(a.normed_rounded.flatten(1), mixer.down, low)
-        squash(low, a.squashed_rounded, a.injection)
-        multiply(a.squashed_rounded, mixer.up, a.lifted)
-        mix(a.lifted.view_as(a.normed), a.normed, a.u, a.u_rounded)
+        lower(a.normed_rounded, mixer.down, a.squashed_rounded, a.injection)
+        lift(a.squashed_rounded, mixer.up, a.normed, a.u, a.u_rounded)

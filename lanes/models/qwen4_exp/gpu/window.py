@@ -56,7 +56,7 @@ class DecodeWindow:
                 self._steps.append(self._ngram_step(ngram))
                 continue
             assert isinstance(block, Connected)
-            self._steps.append(self._mixing_step(MixerWindow(block.mixer, spec.eps, injects=True)))
+            self._steps.append(self._mixing_step(MixerWindow(block.mixer, spec.eps)))
             inner = block.block
             if isinstance(inner, DeltaNet):
                 delta = DeltaNetWindow(inner, spec, home.recurrent[inner.layer], replay, self.inputs.accepted)
@@ -68,7 +68,7 @@ class DecodeWindow:
             else:
                 assert isinstance(inner, Moe)
                 self._steps.append(self._moe_step(MoeWindow(inner, spec, inner.layer, experts)))
-        self._last = self._mixing_step(MixerWindow(model.mixer, spec.eps, injects=False))
+        self._last = self._mixing_step(MixerWindow(model.mixer, spec.eps))
 
     @torch.no_grad()
     def run(self, rows: int) -> None:
