@@ -6,6 +6,7 @@ memory. Not here: asking the driver (gpu_probe, in a process of its own). Invari
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
 from collections.abc import Mapping
@@ -24,15 +25,15 @@ def gpu(env: Mapping[str, str]) -> Check:
     try:
         done = subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
         found = json.loads(done.stdout)
-        return judge(found)
+        return judge(found, importlib.metadata.version("torch"))
     except subprocess.TimeoutExpired:
         return Check(NAME, "fail", "the CUDA driver does not answer", "look at `nvidia-smi`; restart the host")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Check(NAME, "fail", "the CUDA driver broke off", "look at `nvidia-smi`; install the driver again")
 
 
-def judge(found: dict[str, Any]) -> Check:
-    """What the probe's answer means."""
+def judge(found: dict[str, Any], torch_version: str = "") -> Check:
+    """What the probe's answer means, with that build of torch."""
     if "absent" in found:
         return Check(NAME, "ok", f"{found['absent']}; lanes run on the CPU")
     if "error" in found:
@@ -50,6 +51,14 @@ def judge(found: dict[str, Any]) -> Check:
             NAME,
             "warn",
             f"{text}; read-only host memory cannot be registered on {', '.join(refusing)}",
-            "GPU lanes would have to copy experts through a buffer: a newer driver may help",
+            "--device cuda needs that, because lanes read the sealed region in place: a newer driver may help",
         )
-    return Check(NAME, "ok", f"{text}; read-only host memory can be registered")
+    text += "; read-only host memory can be registered"
+    if torch_version.endswith("+cpu"):
+        return Check(
+            NAME,
+            "warn",
+            f"{text}; torch is its CPU build ({torch_version})",
+            "--device cuda needs torch's CUDA build (docs/gpu-lane.md); lanes on the CPU are fine",
+        )
+    return Check(NAME, "ok", text)

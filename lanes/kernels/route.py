@@ -51,29 +51,6 @@ def route(
     )  # fmt: skip
 
 
-def pick(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: int, *, normalise: bool) -> None:
-    """ids int32 [R, K] and weights fp32 [R, K] alone, from logits fp32 [R, at least `experts`], at any row distance.
-
-    For whoever makes jobs of ids (lanes.kernels.jobs).
-    """
-    rows, chosen = ids.shape
-    assert 1 <= rows <= MOST_ROWS, rows
-    assert chosen <= experts <= MOST_EXPERTS, (chosen, experts)
-    padded = triton.next_power_of_2(rows)
-    _pick[(1,)](
-        logits, logits.stride(0), ids, weights, R=rows, RP=padded, K=chosen, E=experts,
-        EP=triton.next_power_of_2(experts), NORMALISE=normalise, num_warps=padded,
-    )  # fmt: skip
-
-
-@triton.jit
-def _pick(
-    logits, stride, ids, weights, R: tl.constexpr, RP: tl.constexpr, K: tl.constexpr, E: tl.constexpr,
-    EP: tl.constexpr, NORMALISE: tl.constexpr,
-):  # fmt: skip
-    _picked(logits, stride, ids, weights, R, RP, K, E, EP, NORMALISE)
-
-
 @triton.jit
 def _route(
     logits, stride, resident, cpu_of_misses, uses, ids, weights, job_expert, job_pairs, slots, R: tl.constexpr,
@@ -81,20 +58,6 @@ def _route(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     early.behind(EARLY)
-    chosen, pair = _picked(logits, stride, ids, weights, R, RP, K, E, EP, NORMALISE)
-    e = tl.arange(0, EP)
-    count = tl.sum(chosen.to(tl.int32), axis=0)  # [EP] rows of each expert
-    seen = tl.load(uses + e, mask=count > 0, other=0)
-    tl.store(uses + e, seen + count, mask=count > 0)
-    assign(chosen, pair, resident, cpu_of_misses, job_expert, job_pairs, slots, R, RP, K, EP, JP)
-
-
-@triton.jit
-def _picked(
-    logits, stride, ids, weights, R: tl.constexpr, RP: tl.constexpr, K: tl.constexpr, E: tl.constexpr,
-    EP: tl.constexpr, NORMALISE: tl.constexpr,
-):  # fmt: skip
-    """(chosen [RP, EP], whether a row takes an expert; pair [RP, EP], its number where it does); both are stored."""
     r = tl.arange(0, RP)
     e = tl.arange(0, EP)
     inside = (r < R)[:, None] & (e < E)[None, :]
@@ -120,4 +83,8 @@ def _picked(
     pair = r[:, None] * K + place
     tl.store(ids + pair, e[None, :] + tl.zeros((RP, EP), tl.int32), mask=chosen)
     tl.store(weights + pair, p / total[:, None], mask=chosen)
-    return chosen, pair
+
+    count = tl.sum(chosen.to(tl.int32), axis=0)  # [EP] rows of each expert
+    seen = tl.load(uses + e, mask=count > 0, other=0)
+    tl.store(uses + e, seen + count, mask=count > 0)
+    assign(chosen, pair, resident, cpu_of_misses, job_expert, job_pairs, slots, R, RP, K, EP, JP)

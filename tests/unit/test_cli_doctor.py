@@ -288,3 +288,10 @@ def test_exit_code_and_json(monkeypatch, state, code):
         "checks": [{"name": "x", "state": state, "found": "found", "remedy": "remedy"}],
     }
     assert "remedy" in CliRunner().invoke(commands, ["doctor"], standalone_mode=False).output
+
+
+@pytest.mark.parametrize(("build", "state"), [("2.13.0+cpu", "warn"), ("2.11.0+cu130", "ok"), ("2.13.0", "ok")])
+def test_a_gpu_and_a_torch_that_cannot_use_it(build, state):
+    check = judge({"driver": 13000, "devices": [H200]}, build)
+    assert check.state == state
+    assert ("CPU build" in check.found) == (state == "warn")

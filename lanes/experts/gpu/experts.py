@@ -3,7 +3,7 @@
     attach(share)                            host, once: the CPU takes its share of decoder layers' misses from here on
     begin_window(rows)                       host, before the window's launches or its graph's replay
     launch(layer, x, ids, weights, out)      enqueues kernels; nothing is allocated, waited for or read back
-    launch_pairs(layer, x, ids)              the same without the sum over a row's experts
+    launch_routed(layer, x, scores, ...)     the same from a router's scores, without the sum over a row's experts
     (the stream has finished)
     keep(rows)                               host; of a trial window: its first rows were right
     end_window()                             host: counters, cache turn, table published
@@ -33,7 +33,7 @@ from lanes.experts.gpu.share import Share
 from lanes.experts.gpu.workspace import Pairs, Workspace
 from lanes.experts.policy import Ints, Touched
 from lanes.experts.store import Interrupted
-from lanes.kernels import combine, experts, jobs
+from lanes.kernels import combine, experts, jobs, route
 from lanes.kernels.post import post
 from shared_experts.manifest import ExpertsInfo
 
@@ -76,6 +76,7 @@ class GpuExperts:
         self._wide = torch.zeros(shape, dtype=torch.int32, device=self.device)  # uses in windows too long for the log
         self._is_wide = False
         self._prompt = PromptExperts(cache, info, self.device)
+        self._uses = torch.zeros(info.experts, dtype=torch.int32, device=self.device)  # routing counts; the log counts
         self._calls = [0] * info.layers  # of `forward` in this window
         self._rows = self._kept = 0
 
@@ -105,10 +106,18 @@ class GpuExperts:
         shared = self.share if layer < self.decoder_layers else None
         self._run(layer, x, ids, weights, out, self._entry(layer, turn), shared)
 
-    def launch_pairs(self, layer: int, x: torch.Tensor, ids: torch.Tensor) -> Pairs:
-        """`launch` of a decoder layer without the sum, for a launch that adds more than that (lanes.kernels.shared)."""
-        shared = self.share if layer < self.decoder_layers else None
-        return self._pairs(layer, x, ids, self._entry(layer, 0), shared)
+    def launch_routed(
+        self, layer: int, x: torch.Tensor, scores: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
+        *, normalise: bool,
+    ) -> Pairs:  # fmt: skip
+        """`launch` of a decoder layer from its router's scores fp32 [R, at least E], and without the sum, for a launch
+        that adds more than that (lanes.kernels.shared). Fills ids and weights."""
+        assert layer < self.decoder_layers
+        share, work = self.share, self._work[len(x) - 1]
+        counts = self._none if share is None else share.cpu_of_misses
+        routed = route.Routed(ids, weights, work.jobs, work.slots)
+        route.route(scores, self._resident[layer], counts, self._uses, routed, normalise=normalise)
+        return self._pairs(layer, x, ids, self._entry(layer, 0), share)
 
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Of a window of any size, as `lanes.experts.protocol.Experts` says; many rows are grouped by expert.
@@ -185,15 +194,14 @@ class GpuExperts:
         self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor,
         log: torch.Tensor, share: Share | None,
     ) -> None:  # fmt: skip
+        work, counts = self._work[len(x) - 1], self._none if share is None else share.cpu_of_misses
+        jobs.jobs(ids, self._resident[layer], counts, work.jobs, work.slots)
         pairs = self._pairs(layer, x, ids, log, share)
         combine.combine(weights, pairs.y, pairs.y_cpu, pairs.slots, out)
 
     def _pairs(self, layer: int, x: torch.Tensor, ids: torch.Tensor, log: torch.Tensor, share: Share | None) -> Pairs:
         work, addresses = self._work[len(x) - 1], self._addresses[layer]
-        counts, inputs, y_cpu = self._none, None, work.y
-        if share is not None:
-            counts, inputs, y_cpu = share.cpu_of_misses, share.inputs, share.y
-        jobs.jobs(ids, self._resident[layer], counts, work.jobs, work.slots)
+        inputs, y_cpu = (None, work.y) if share is None else (share.inputs, share.y)
         post(x, ids, work.x, self._layout.format.group, log, layer, inputs)
         if share is not None:  # before our own work: the CPU's runs beside it
             share.doorbell.ring(layer + 1)

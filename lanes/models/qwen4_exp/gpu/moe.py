@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from lanes.experts.gpu.workspace import Pairs
-from lanes.kernels import route, shared
+from lanes.kernels import shared
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, Narrowing
 from lanes.models.qwen4_exp.moe import Moe
 from lanes.models.qwen4_exp.spec import Spec
@@ -20,8 +20,11 @@ from lanes.models.qwen4_exp.spec import Spec
 class Launches(Protocol):
     """Routed experts that a graph can hold."""
 
-    def launch_pairs(self, layer: int, x: torch.Tensor, ids: torch.Tensor) -> Pairs:
-        """Rows of every (row, expert) of x fp32 [R, H] and ids int32 [R, K]."""
+    def launch_routed(
+        self, layer: int, x: torch.Tensor, scores: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
+        *, normalise: bool,
+    ) -> Pairs:  # fmt: skip
+        """Rows of every (row, expert) that the scores choose for x fp32 [R, H]; fills ids and weights [R, K]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,9 @@ class MoeWindow:
         """From u to result."""
         block, spec = self._block, self._spec
         shared.enter(a.u, block.router, m.scores, a.u_rounded, block.gate_up, m.active_rounded)
-        route.pick(m.scores, m.ids, m.weights, spec.experts, normalise=spec.normalise_weights)
-        pairs = self._experts.launch_pairs(self._layer, a.u, m.ids)
+        pairs = self._experts.launch_routed(
+            self._layer, a.u, m.scores, m.ids, m.weights, normalise=spec.normalise_weights
+        )
         shared.leave(
             m.active_rounded, block.down, m.scores[:, -1], m.weights, pairs.y, pairs.y_cpu, pairs.slots, a.result
         )
