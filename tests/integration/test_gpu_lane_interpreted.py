@@ -46,14 +46,17 @@ def test_rejected_and_dropped_drafts_have_not_happened(pack):
     cases.drafts_change_nothing(pack, "cpu", cases.prompt(pack, cases.PROMPT + 4))
 
 
+@pytest.mark.slow
 def test_sequences_take_turns_in_the_seat(pack):
-    cases.taking_turns(pack, "cpu", cases.prompt(pack, cases.PROMPT + 3))
+    cases.taking_turns(pack, "cpu", cases.prompt(pack, cases.PROMPT + 2))
 
 
+@pytest.mark.slow
 def test_guesses_as_on_the_cpu(pack):
     cases.guesses(pack, "cpu", cases.prompt(pack, cases.PROMPT + 3))
 
 
+@pytest.mark.slow
 def test_what_is_cached_changes_no_bit(pack):
     ids = cases.prompt(pack, cases.PROMPT + 2)
     plain, caching = (gpu_lane(pack, slots=slots) for slots in (0, 1000))
@@ -63,6 +66,7 @@ def test_what_is_cached_changes_no_bit(pack):
     assert caching.counters.expert_hits > 0
 
 
+@pytest.mark.slow
 def test_a_prompt_then_windows_then_a_settled_state(pack):
     """A prompt through the eager blocks; afterwards the state is what a lane on the CPU has."""
     ids = random.Random(5).choices(range(2, 300), k=8)
