@@ -120,20 +120,22 @@ def quantise_groups(x, q, scale, correction, GROUPS: tl.constexpr, G: tl.constex
 def _load(codes, scales, row, first: tl.constexpr, GROUPS: tl.constexpr, WORDS: tl.constexpr):
     """(codes [1, N, C, WORDS], scales fp16 [1, N, C]) of groups first..first+7 of weight rows `row`; zeros behind.
 
-    Loaded in the shape that they are used in, so that no value changes threads before it is summed.
+    A row's codes are loaded as one run of words, so that a warp reads whole rows whatever order a compiler gives to
+    dimensions of equal stride; taking the run apart moves nothing.
     """
+    N: tl.constexpr = row.shape[0]
     g = first + tl.arange(0, CHAINS)
-    word = g[None, None, :, None] * WORDS + tl.arange(0, WORDS)[None, None, None, :]
-    at = codes + row[None, :, None, None] * (GROUPS * WORDS) + word
+    word = first * WORDS + tl.arange(0, CHAINS * WORDS)[None, None, :]
+    at = codes + row[None, :, None] * (GROUPS * WORDS) + word
     at_scale = scales + row[None, :, None] * GROUPS + g[None, None, :]
     # Codes are read once a token: they leave the cache to activations.
     if first + CHAINS <= GROUPS:
         c = tl.load(at, eviction_policy="evict_first")
         s = tl.load(at_scale)
     else:
-        c = tl.load(at, mask=(g < GROUPS)[None, None, :, None], other=0, eviction_policy="evict_first")
+        c = tl.load(at, mask=word < GROUPS * WORDS, other=0, eviction_policy="evict_first")
         s = tl.load(at_scale, mask=(g < GROUPS)[None, None, :], other=0.0)
-    return c, s
+    return tl.reshape(c, (1, N, CHAINS, WORDS)), s
 
 
 @triton.jit
