@@ -31,9 +31,10 @@ MEASURED_TOKENS = 600
 
 
 def described(synthetic: Synthetic) -> dict[str, object]:
-    """The `pack` of a result: sizes, fingerprint, and whether the bytes are the frozen ones."""
+    """The `pack` of a result: sizes, fingerprint, whether the bytes are the frozen ones (None: none were frozen)."""
     manifest, config = synthetic.manifest, synthetic.shape.config
-    frozen = {"walk": WALK_DIGESTS.get(synthetic.shape.name), "weights": DIGESTS.get(synthetic.shape.name)}
+    walked, weights = synthetic.walk.digest(), synthetic.digest
+    frozen_walk, frozen_weights = WALK_DIGESTS.get(synthetic.shape.name), DIGESTS.get(synthetic.shape.name)
     return {
         "synthetic": synthetic.shape.name,
         "format": manifest.experts.format, "layers": config.num_hidden_layers, "experts": config.num_experts,
@@ -42,8 +43,8 @@ def described(synthetic: Synthetic) -> dict[str, object]:
         "region_bytes": synthetic.region.header.total_bytes,
         "dense_bytes": next(s.bytes for s in manifest.sections if s.name == "dense"),
         "fingerprint": manifest.fingerprint.hex(),
-        "walk": synthetic.walk.digest(), "walk_is_frozen": synthetic.walk.digest() == frozen["walk"],
-        "weights": synthetic.digest, "weights_are_frozen": synthetic.digest == frozen["weights"],
+        "walk": walked, "walk_is_frozen": None if frozen_walk is None else walked == frozen_walk,
+        "weights": weights, "weights_are_frozen": None if frozen_weights is None else weights == frozen_weights,
     }  # fmt: skip
 
 
