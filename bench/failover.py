@@ -16,16 +16,18 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import aiohttp
 import grpc
 
 from bench import result
-from bench.cluster import Cluster
+from bench.cluster import Cluster, free_address
 from laneproto.v1 import admin_pb2, admin_pb2_grpc, lane_pb2, serve_pb2, serve_pb2_grpc
 
-ANSWERS_PER_KILL = 2
+REPLAYS = 2  # lanes that may be lost under an answer
 TOLERANCE = 2e-4  # of logprobs; the contract's for fp32
 
 
@@ -45,7 +47,6 @@ class Tally:
     margin_equal: int = 0
     different: int = 0
     failed: list[str] = field(default_factory=list)
-    ended: int = 0  # answers, whatever they were
     longest_pause_s: float = 0.0
 
 
@@ -78,30 +79,33 @@ async def ask(stub: serve_pb2_grpc.ExpresswayStub, prompt: list[int], max_tokens
     return Said(tuple(ids), tuple(margins)), longest_s
 
 
-async def kill_lanes(
-    stub: serve_pb2_grpc.ExpresswayStub, admin: admin_pb2_grpc.AdminStub, kills: int, end: float, tally: Tally
-) -> int:
-    """Kills busy lanes, one at a time, while another one serves and answers get on; how many.
+async def kill_lanes(page: str, admin: admin_pb2_grpc.AdminStub, kills: int, end: float) -> int:
+    """Kills busy lanes, one at a time, while another one serves; how many.
 
-    An answer may lose two lanes and not three, so two answers at least have ended between any two kills.
+    An answer may lose two lanes and not three: a lane is spared while it has one that has lost two.
     """
-    chance, done, killed = random.Random(0), 0, 0  # noqa: S311  which lane, nothing secret
-    while done < kills and time.monotonic() < end:
-        await asyncio.sleep(0.1)
-        lanes = (await stub.ListLanes(serve_pb2.ListLanesRequest())).lanes
-        for lane in lanes:
-            if lane.state == "quarantined":  # three crashes in ten minutes, by intention
-                await admin.Undrain(admin_pb2.LaneName(lane=lane.lane))
-        serving = [lane for lane in lanes if lane.state in ("ready", "busy")]
-        busy = [lane for lane in serving if lane.state == "busy" and lane.pid != killed]
-        if len(serving) < 2 or not busy or tally.ended < ANSWERS_PER_KILL * done:
-            continue
-        await asyncio.sleep(chance.uniform(0.0, 0.3))
-        killed = chance.choice(busy).pid
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(killed, signal.SIGKILL)
-            done += 1
-    return done
+    chance, killed = random.Random(0), 0  # noqa: S311  which lane, nothing secret
+    losses: Counter[str] = Counter()  # by request
+    async with aiohttp.ClientSession(f"http://{page}") as http:
+        while losses["all"] < kills and time.monotonic() < end:
+            await asyncio.sleep(chance.uniform(0.1, 0.4))
+            async with http.get("/snapshot") as response:
+                lanes = (await response.json())["lanes"]
+            for lane in lanes:
+                if lane["state"] in ("dead", "quarantined"):  # by intention: no wait, and no quarantine after the third
+                    await admin.Undrain(admin_pb2.LaneName(lane=lane["name"]))
+            serving = [lane for lane in lanes if lane["state"] in ("ready", "busy") and lane["pid"] != killed]
+            victims = [
+                lane for lane in serving if lane["work"] and all(losses[w["id"]] < REPLAYS for w in lane["work"])
+            ]
+            if len(serving) < 2 or not victims:
+                continue
+            victim = chance.choice(victims)
+            killed = victim["pid"]
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(killed, signal.SIGKILL)
+                losses.update(["all", *(work["id"] for work in victim["work"])])
+    return losses["all"]
 
 
 async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, object]:
@@ -123,7 +127,6 @@ async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, ob
             while not stop.is_set():
                 said, pause_s = await ask(stub, prompts[number], options.max_tokens)
                 tally.longest_pause_s = max(tally.longest_pause_s, pause_s)
-                tally.ended += 1
                 if isinstance(said, str):
                     tally.failed.append(said)
                 else:
@@ -132,9 +135,8 @@ async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, ob
 
         begin = time.monotonic()
         streams = [asyncio.create_task(stream(number)) for number in range(options.streams)]
-        kills = await kill_lanes(
-            stub, admin_pb2_grpc.AdminStub(operator), options.kills, begin + options.seconds, tally
-        )
+        admin = admin_pb2_grpc.AdminStub(operator)
+        kills = await kill_lanes(options.page, admin, options.kills, begin + options.seconds)
         stop.set()
         await asyncio.gather(*streams)
     return {
@@ -161,8 +163,9 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=150)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    options.page = free_address(8002)
     serve = ["--lanes", str(options.lanes), "--cluster", f"failover-{os.getpid()}", "--http", "127.0.0.1:0"]
-    with Cluster(options.pack, [*serve, "--grpc", "127.0.0.1:0", "--page", "off"], quiet=True) as cluster:
+    with Cluster(options.pack, [*serve, "--grpc", "127.0.0.1:0", "--page", options.page], quiet=True) as cluster:
         measured = asyncio.run(measure(cluster, options))
     framed = result.frame(
         "bench.failover", ["PACK", *(word for word in sys.argv[1:] if "/" not in word and word != "--out")],

@@ -199,7 +199,7 @@ class Dispatcher:
 
     def _pump(self) -> None:
         """Gives waiting requests to free lanes, in fair order, as far as that goes."""
-        if self._closing:
+        if self._closing or not len(self._queue):
             return
         if not self._hopeful():
             self._drop_waiting(NoLane("no lane is in service"))
@@ -238,8 +238,9 @@ class Dispatcher:
         """Dispatches the first request that may interrupt a lane's reading; whether there was one."""
         views, now = self._roster.lanes(), self._clock()
         hosts = self._visits.hosts(ready, views, now)
+        look = self._visits.look(hosts)
         for entry, ticket in itertools.islice(self._queue.order(now), limits.LOOKAHEAD if hosts else 0):
-            if found := self._visits.find(hosts, _job(entry), ticket.priority, views, now):
+            if found := self._visits.find(hosts, look, _job(entry), ticket.priority, views, now):
                 self._dispatch(entry, found.placed, now, found)
                 return True
         return False

@@ -14,7 +14,7 @@ from coordinator import limits
 from coordinator.fleet.lane_view import LaneView
 from coordinator.lane_run import LaneRun
 from coordinator.policy.affinity import Seat
-from coordinator.policy.placer import Job, Placed, Placer
+from coordinator.policy.placer import Job, Look, Placed, Placer
 from coordinator.policy.visits import Reading, choose
 from coordinator.tenants import Priority
 
@@ -46,8 +46,18 @@ class Visits:
         reading = [run for run in self._runs.values() if run.reads and run.seat in seats]
         return heapq.nlargest(limits.VISIT_HOSTS, reading, key=lambda run: run.left_s(now))
 
+    def look(self, hosts: Sequence[LaneRun]) -> Look:
+        """At their lanes: what all that wait see."""
+        return self._placer.look({run.seat: () for run in hosts}, 1)
+
     def find(
-        self, hosts: Sequence[LaneRun], job: Job, priority: Priority, views: Collection[LaneView], now: float
+        self,
+        hosts: Sequence[LaneRun],
+        look: Look,
+        job: Job,
+        priority: Priority,
+        views: Collection[LaneView],
+        now: float,
     ) -> Found | None:
         """Whom a waiting request may interrupt."""
         most = {view.name: view.model.visitor_tokens for view in views if view.model is not None}
@@ -56,7 +66,9 @@ class Visits:
             for run in hosts
             if job.prompt_tokens + job.max_tokens <= most.get(run.seat.lane, 0)
         }
-        expected = self._placer.expected(job, [run.seat for run in fits.values()])
+        if not fits:
+            return None
+        expected = self._placer.expected(job, look)
         readings = {
             name: Reading(run.generation.request.priority, run.read_s, run.left_s(now), run.visits_s)
             for name, run in fits.items()

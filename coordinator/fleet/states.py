@@ -217,12 +217,14 @@ class Fleet:
         return process is not None and process.returns
 
     def undrain(self, name: str, now: float) -> None:
-        """Back into service, also out of quarantine and after a stop. KeyError for an unknown name."""
+        """Back into service, also out of quarantine and after a stop, and now. KeyError for an unknown name."""
         process = self._processes[name]
         process.drained = process.returns = False
         if process.life in (_Life.QUARANTINED, _Life.STOPPED, _Life.UNBORN):
-            process.life, process.asked, process.start_at = _Life.DEAD, False, now
+            process.life, process.asked = _Life.DEAD, False
             process.crashes.clear()
+        if process.life is _Life.DEAD:  # whoever says so knows why it died: no wait before the next start
+            process.start_at, process.backoff = now, Backoff(self.limits)
 
     def remember(self) -> dict[str, Remembered]:
         """What the next fleet must know of each process that is not simply well."""

@@ -112,9 +112,8 @@ class Placer:
             return Proposal(choice)
         return Proposal(choice, _placed(wanted, look.seats[choice.lane.name], choice.lane))
 
-    def expected(self, job: Job, seats: Sequence[Seat]) -> dict[Seat, Placed]:
-        """What the job would be on each of these seats if it began there now."""
-        look = self.look(dict.fromkeys(seats, ()), 1)
+    def expected(self, job: Job, look: Look) -> dict[Seat, Placed]:
+        """What the job would be on each of these lanes if it began there now."""
         wanted = self._wanted(job, look)
         return {look.seats[lane.name]: _placed(wanted, look.seats[lane.name], lane) for lane in look.lanes}
 

@@ -212,6 +212,7 @@ class SimRoster:
     def __init__(self, lanes: list[SimLane]) -> None:
         self._lanes = {lane.name: lane for lane in lanes}
         self._states = dict.fromkeys(self._lanes, "ready")
+        self._views = self._see()
         self._callbacks: dict[object, Callable[[], None]] = {}
         self.suspects = 0
         self.tell: Callable[[PrefixNews], None] = lambda news: None
@@ -219,6 +220,9 @@ class SimRoster:
             lane.on_death = self._on_death
 
     def lanes(self) -> list[LaneView]:
+        return self._views
+
+    def _see(self) -> list[LaneView]:
         return [
             LaneView(
                 lane.name, "", self._states[lane.name],  # type: ignore[arg-type]
@@ -260,6 +264,7 @@ class SimRoster:
 
     def _set(self, name: str, state: str) -> None:
         self._states[name] = state
+        self._views = self._see()
         for callback in tuple(self._callbacks.values()):
             callback()
 

@@ -23,8 +23,8 @@ from coordinator.host.supervisor_client import SupervisorClient
 from coordinator.launchers.base import ProcessSpec
 from coordinator.launchers.local import LocalLauncher
 from laneproto.v1 import lane_pb2
+from tests.fakes.dispatching import made_up, read_all, request
 from tests.fault.test_fleet_processes import QUICK, ROOT, fake_lane, folder, states, supervised, until
-from tests.unit.test_dispatch import made_up, read_all, request
 
 assert folder  # a fixture
 

@@ -299,7 +299,7 @@ ELSEWHERE = {
     "coordinator.TOKENIZER_FILE_BYTES": "unit/test_tokenizer.py::test_a_file_over_the_limit_is_not_read",
     "coordinator.TOKENIZER_IDS": "unit/test_tokenizer.py::test_the_greatest_id",
     "coordinator.AFFINITY_SESSIONS": "unit/test_affinity.py::test_forgets_the_least_recently_used_at_the_bound",
-    "coordinator.REPLAYS": "unit/test_dispatch.py::test_an_answer_is_replayed_twice_and_not_three_times",
+    "coordinator.REPLAYS": "unit/test_dispatch_failover.py::test_an_answer_is_replayed_twice_and_not_three_times",
     "coordinator.BUFFERED_TOKENS": "unit/test_generation.py::test_a_reader_too_far_behind_is_found_at_the_bound",
     "coordinator.LANE_CAPACITY": "unit/test_dispatch.py::test_never_two_on_one_lane_and_in_order_of_arrival",
     "coordinator.VISIT_WORK": "unit/test_visits.py::test_work_at_the_limit_and_past_it",

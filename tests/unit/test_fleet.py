@@ -152,6 +152,20 @@ def test_undrain_starts_what_was_stopped_or_is_in_quarantine():
     assert fleet.phase("lane-1") is Phase.DEAD  # the crashes before were forgiven
 
 
+def test_undrain_of_a_dead_lane_starts_it_now_and_the_backoff_from_the_beginning():
+    fleet = fleet_of(lane_0=exited(1))
+    fleet.observe({"lane-0": exited(2)}, LANES, 1.0)
+    fleet.undrain("lane-0", 1.0)
+    assert fleet.tick(1.0) == [Start("lane-0")]
+    fleet.undrain("lane-0", 1.1)
+    assert fleet.tick(1.1) == []  # asked once
+    fleet.observe({"lane-0": running(3)}, LANES, 2.0)
+    fleet = fleet_of(lane_0=exited(1))
+    fleet.undrain("lane-0", 0.0)
+    fleet.observe({"lane-0": exited(2)}, LANES, 1.0)
+    assert fleet.tick(1.0 + LIMITS.backoff_first_s) == [Start("lane-0")]
+
+
 def test_the_next_fleet_forgets_no_crash_and_counts_none_twice():
     first = fleet_of(lane_0=exited(1), lane_1=running(1))
     first.observe({"lane-0": exited(2), "lane-1": running(1)}, LANES, 5.0)

@@ -223,7 +223,7 @@ def test_a_new_process_remembers_nothing_and_has_no_sessions() -> None:
     placed = placer.propose(job, placer.look({first: [], other: []}, 1)).placed
     assert placed is not None
     assert (placed.seat, placed.tokens) == (first, 36 + 10)
-    assert placer.expected(job, [first]) == {first: placed}
+    assert placer.expected(job, placer.look({first: []}, 1)) == {first: placed}
     assert placed.read_s == pytest.approx(36 / 1000.0)
     placer.placed(job, first)
     placer.counted(second, warm)
