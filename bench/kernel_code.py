@@ -32,10 +32,13 @@ from lanes.kernels import (
     attention,
     combine,
     deltanet,
+    doorbell,
     experts,
     grouped,
     heads,
     index,
+    jobs,
+    post,
     products,
     route,
     sampling,
@@ -118,18 +121,25 @@ def launch_experts(format: str, rows: int) -> None:
         torch.empty((rows, groups)),
         torch.empty((rows, groups), dtype=torch.int32),
     )
-    jobs = experts.Jobs(torch.empty(pairs, dtype=torch.int32), torch.empty((pairs, rows), dtype=torch.int32))
+    work = experts.Jobs(torch.empty(pairs, dtype=torch.int32), torch.empty((pairs, rows), dtype=torch.int32))
     addresses = torch.empty(EXPERTS, dtype=torch.int64)
     experts.quantise_rows(x, quantised, layout.format.group)
-    experts.gate_up(layout, addresses, jobs, quantised, h)
-    experts.down(layout, addresses, jobs, h, y)
+    experts.gate_up(layout, addresses, work, quantised, h)
+    experts.down(layout, addresses, work, h, y)
     routed = route.Routed(
-        torch.empty((rows, CHOSEN), dtype=torch.int32), torch.empty(rows, CHOSEN), jobs,
+        torch.empty((rows, CHOSEN), dtype=torch.int32), torch.empty(rows, CHOSEN), work,
         torch.empty(pairs, dtype=torch.int32),
     )  # fmt: skip
     counts = torch.empty(EXPERTS, dtype=torch.int32)
     route.route(torch.empty(rows, EXPERTS + 1), counts.to(torch.int8), counts, counts, routed, normalise=True)
-    combine.combine(torch.empty(rows, CHOSEN), y, y, torch.empty(pairs, dtype=torch.int32), x)
+    slots = torch.empty(pairs, dtype=torch.int32)
+    combine.combine(torch.empty(rows, CHOSEN), y, y, slots, x)
+    jobs.jobs(routed.ids, counts.to(torch.int8), counts, work, slots)
+    word = torch.empty(1, dtype=torch.int64)
+    inputs = post.Inputs(counts, counts, torch.empty(rows, HIDDEN))
+    post.post(x, routed.ids, quantised, layout.format.group, counts, 0, inputs)
+    doorbell.ring(word, 1)
+    doorbell.wait(word, 1)
 
 
 def launch_grouped(format: str, rows: int) -> None:

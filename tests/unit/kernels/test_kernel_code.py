@@ -17,13 +17,13 @@ def test_kernels_compile_without_spills(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     kernels, dense, fused, attention = json.loads(done.stdout)["kernels"].values()
-    assert {"quantise", "gate_up", "down", "combine", "route"} <= set(kernels)
+    assert {"quantise", "gate_up", "down", "combine", "route", "jobs", "post", "ring", "wait"} <= set(kernels)
     assert {"prepare", "rule", "finish", "enter", "squash", "mix", "norm_rotate", "best", "uniform"} <= set(dense)
     assert {"prepare", "score", "select", "merge_chunks", "attend", "merge_splits"} == set(attention)
     assert {"lower", "lift", "product", "two_products", "enter", "leave"} == set(fused)
     for name, figures in [*kernels.items(), *dense.items(), *fused.items(), *attention.items()]:
         assert figures["spills"] == figures["stack_bytes"] == 0, (name, figures)
-    for name in ("quantise", "gate_up", "down", "combine"):
+    for name in ("quantise", "gate_up", "down", "combine", "post"):
         assert kernels[name]["inexact"] == 0, f"{name}: an operation that is not rounded to nearest even, or may fuse"
     for name in ("gate_up", "down"):
         assert kernels[name]["loads_16_bytes"] > 0, "the alignment of records was lost"
