@@ -1,6 +1,6 @@
 """From who chose which expert to work: jobs for the GPU, the CPU's share of the misses, where its rows will lie.
 
-`assign` is the part that routing (lanes.kernels.route) and a window whose experts are known already (`jobs`) share. The
+`assign` is part of routing (lanes.kernels.route); `jobs` does the same for a window whose experts are known. The
 rule is that of lanes.experts.split: of a layer's distinct missing experts, ascending, the CPU takes the first
 `cpu_of_misses[count]`.
 
@@ -26,30 +26,46 @@ def jobs(
     resident int8 [E] of the layer, cpu_of_misses int32 [P + 1].
     """
     rows, chosen = ids.shape
-    experts = resident.shape[0]
     assert 1 <= rows <= MOST_ROWS, rows
-    assert chosen <= experts <= MOST_EXPERTS, (chosen, experts)
-    padded = triton.next_power_of_2(rows)
+    assert chosen <= resident.shape[0] <= MOST_EXPERTS, (chosen, resident.shape)
     _jobs[(1,)](
-        ids, resident, cpu_of_misses, out.expert, out.pairs, slots, R=rows, RP=padded, K=chosen, E=experts,
-        EP=triton.next_power_of_2(experts), JP=triton.next_power_of_2(rows * chosen), num_warps=padded,
+        ids, resident, cpu_of_misses, out.expert, out.pairs, slots, R=rows, K=chosen,
+        PP=triton.next_power_of_2(rows * chosen), num_warps=triton.next_power_of_2(rows),
     )  # fmt: skip
 
 
 @triton.jit
 def _jobs(
-    ids, resident, cpu_of_misses, job_expert, job_pairs, slots, R: tl.constexpr, RP: tl.constexpr, K: tl.constexpr,
-    E: tl.constexpr, EP: tl.constexpr, JP: tl.constexpr,
+    ids, resident, cpu_of_misses, job_expert, job_pairs, slots, R: tl.constexpr, K: tl.constexpr, PP: tl.constexpr,
 ):  # fmt: skip
-    r = tl.arange(0, RP)
-    e = tl.arange(0, EP)
-    found = tl.zeros((RP, EP), tl.int32)
-    for k in tl.static_range(K):
-        id = tl.load(ids + r * K + k, mask=r < R, other=-1)
-        found |= (id[:, None] == e[None, :]).to(tl.int32)
-    chosen = (found != 0) & (e < E)[None, :]
-    pair = r[:, None] * K + tl.cumsum(chosen.to(tl.int32), axis=1) - 1
-    assign(chosen, pair, resident, cpu_of_misses, job_expert, job_pairs, slots, R, RP, K, EP, JP)
+    """Every pair against every other: a window has few pairs and many experts."""
+    P: tl.constexpr = R * K
+    p = tl.arange(0, PP)
+    id = tl.load(ids + p, mask=p < P, other=-1)  # the pairs behind the last one are before all others
+    missing = tl.load(resident + id, mask=p < P, other=1) == 0
+    lower = id[None, :] < id[:, None]  # [p, q]: q's expert is lower than p's
+    same = id[None, :] == id[:, None]
+    earlier = p[None, :] < p[:, None]
+    first = (tl.max((same & earlier).to(tl.int32), axis=1) == 0) & (p < P)
+
+    # Of distinct missing experts: how many there are, and how many are lower than each.
+    missed = (first & missing).to(tl.int32)
+    rank = tl.sum(lower.to(tl.int32) * missed[None, :], axis=1)
+    on_cpu = missing & (rank < tl.load(cpu_of_misses + tl.sum(missed, axis=0)))
+    ours = (p < P) & (on_cpu == 0)
+    first_ours = (first & ours).to(tl.int32)
+    job = tl.where(ours, tl.sum(lower.to(tl.int32) * first_ours[None, :], axis=1), -1)
+
+    j = tl.arange(0, PP)
+    mine = job[None, :] == j[:, None]  # [job, pair]
+    tl.store(job_expert + j, tl.max(tl.where(mine, id[None, :], -1), axis=1), mask=j < P)
+    for r in tl.static_range(R):
+        of_row = mine & ((p >= r * K) & (p < r * K + K))[None, :]
+        tl.store(job_pairs + j * R + r, tl.max(tl.where(of_row, p[None, :], -1), axis=1), mask=j < P)
+
+    # The CPU's rows lie by (expert, row).
+    before = (lower | (same & earlier)).to(tl.int32) * on_cpu.to(tl.int32)[None, :]
+    tl.store(slots + p, tl.where(on_cpu, tl.sum(before, axis=1), -1), mask=p < P)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from lanes.kernels import naive, route
+from lanes.kernels import jobs, naive, route
 from lanes.kernels.experts import Jobs
 
 
@@ -63,3 +63,26 @@ def check_route_of_what_is_no_number(device: str) -> None:
     with np.errstate(all="ignore"):
         route.route(logits.to(device), zeros.to(torch.int8), zeros[:13], zeros.clone(), out, normalise=True)
     assert out.ids.cpu().tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 5, 6, 7, 8]]
+
+
+def check_jobs(device: str, rows: int, chosen: int, experts: int, *, seed: int = 0, missing: float = 0.5) -> None:
+    """Jobs and slots of given ids, exactly; rows share experts."""
+    rng = np.random.default_rng(seed)
+    popular = np.sort(rng.permutation(experts)[: min(experts, chosen + 3)])
+    ids = torch.from_numpy(np.stack([np.sort(rng.permutation(popular)[:chosen]) for _ in range(rows)]).astype(np.int32))
+    resident = torch.from_numpy((rng.random(experts) >= missing).astype(np.int8))
+    pairs = rows * chosen
+    table = torch.from_numpy(rng.integers(0, np.arange(1, pairs + 2)).astype(np.int32))
+    logits = torch.full((rows, experts), -1.0).scatter_(1, ids.long(), 1.0)
+    uses = torch.zeros(experts, dtype=torch.int32)
+    same, _, expert, job_pairs, slots = naive.route(logits, resident, table, uses, chosen, normalise=True)
+    assert torch.equal(same, ids.long())
+    out = Jobs(
+        torch.full((pairs,), -77, dtype=torch.int32, device=device),
+        torch.full((pairs, rows), -77, dtype=torch.int32, device=device),
+    )
+    got = torch.full((pairs,), -77, dtype=torch.int32, device=device)
+    jobs.jobs(ids.to(device), resident.to(device), table.to(device), out, got)
+    assert torch.equal(out.expert.cpu(), expert)
+    assert torch.equal(out.pairs.cpu()[expert >= 0], job_pairs[expert >= 0])
+    assert torch.equal(got.cpu(), slots)

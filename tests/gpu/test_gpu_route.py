@@ -18,3 +18,10 @@ def test_route(rows, missing):
 
 def test_what_is_no_number():
     cases.check_route_of_what_is_no_number("cuda")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("missing", [0.0, 0.3, 1.0])
+def test_jobs_of_known_experts(rows, missing):
+    for seed in range(20):
+        cases.check_jobs("cuda", rows, 10, 512, seed=seed, missing=missing)

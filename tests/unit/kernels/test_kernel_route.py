@@ -29,3 +29,11 @@ def test_every_expert_chosen():
 
 def test_what_is_no_number():
     cases.check_route_of_what_is_no_number("cpu")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("missing", [0.0, 0.5, 1.0])
+def test_jobs_of_known_experts(rows, missing):
+    for seed in range(6):
+        cases.check_jobs("cpu", rows, 5, 24, seed=seed, missing=missing)
+    cases.check_jobs("cpu", rows, 1, 3, missing=missing)
