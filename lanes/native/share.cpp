@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -20,7 +21,7 @@ using namespace experts;
 
 namespace {
 
-constexpr int64_t kHotNs = 2'000'000, kSleepNs = 20'000;
+constexpr int64_t kHotNs = 2'000'000, kSleepNs = 20'000, kGraceNs = 1'000'000'000;
 constexpr int32_t kMostBlockPairs = 1024;
 constexpr int kLooks = 64;  // at the doorbell between two looks at the clock
 
@@ -103,8 +104,8 @@ void expert_share::run(int32_t core) {
 
 void expert_share::look_after() {
   pthread_setname_np(pthread_self(), "share-guard");
-  // The thread itself would have said SILENT after the limit: past a quarter more it is no longer running.
-  const int64_t limit = config.silence_ns + config.silence_ns / 4;
+  // The thread itself would have said SILENT in time: much later it is no longer running.
+  const int64_t limit = config.silence_ns + std::max(config.silence_ns / 4, kGraceNs);
   const auto pace = std::chrono::nanoseconds(std::clamp<int64_t>(config.silence_ns / 16, 1'000'000, 500'000'000));
   std::unique_lock<std::mutex> lock(ending);
   while (!ended.wait_for(lock, pace, [this] { return stopping.load(); }))
