@@ -44,7 +44,7 @@ class LaneConfig:
     pinned: bool  # threads stay on one core each: only when the cores were named, so that lanes never share one unasked
     name: str
     context_tokens: int | None  # None: the model's own, at most DEFAULT_CONTEXT_TOKENS
-    prefill_chunk_rows: int
+    prefill_chunk_rows: int | None  # None: chosen at the start
     prefill_routing: str  # "exact", or "vram": prompt tokens choose among the experts in the cache
     draft_vocabulary: Path | None  # None: the draft layer may name every id
     drafts: int | None  # most of a round; None: MAX_DRAFTS where the pack has a draft layer, else 0
@@ -151,7 +151,7 @@ def _parser(allowed_cores: frozenset[int]) -> _Parser:
     add("--context", type=_whole(2, 1 << 20), metavar="TOKENS",
         help=f"prompt and output together (default: the model's, at most {limits.DEFAULT_CONTEXT_TOKENS})")  # fmt: skip
     add("--prefill-chunk", type=_whole(1, limits.MAX_PREFILL_CHUNK_ROWS), metavar="N",
-        default=limits.DEFAULT_PREFILL_CHUNK_ROWS, help="prompt rows per window (default: %(default)s)")  # fmt: skip
+        help=f"prompt rows per window (default: {limits.DEFAULT_PREFILL_CHUNK_ROWS}; on a GPU what fits)")  # fmt: skip
     add("--prefill-routing", choices=("exact", "vram"), default="exact",
         help="vram: approximate, for experts that are slow to reach: while a prompt is read, tokens choose among the "
              "experts in the cache (default: exact)")  # fmt: skip

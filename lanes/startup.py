@@ -18,6 +18,7 @@ import structlog
 import torch
 
 from lanes import limits, selftest
+from lanes.chunk import Chunk, of_host
 from lanes.config import LaneConfig
 from lanes.counters import Counters
 from lanes.drafts.drafter import Drafter
@@ -86,6 +87,7 @@ class Parts:
     states: StatePool
     context_tokens: int
     cache: ExpertCache
+    chunk: Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def cpu_parts(opened: Opened) -> Parts:
     shape = model.state_shape.with_int8() if config.kv_int8 else model.state_shape
     states = StatePool(shape, config.state_budget_bytes, slots=limits.MAX_RESIDENTS, paged=True)
     states.budget_bytes += states.bytes(context_tokens)  # one active generation of full length, and those that wait
-    return Parts(kernel, store, model, states, context_tokens, cache)
+    return Parts(kernel, store, model, states, context_tokens, cache, of_host(config.prefill_chunk_rows))
 
 
 def _maker(device: str) -> Callable[[Opened], Parts]:
@@ -185,6 +187,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
             of = PackExperts(manifest.fingerprint, info.layers, info.experts)
             keeper = ProfileKeeper(config.profiles, config.name, of, parts.cache)
             stack.callback(keeper.close)
+        _log.info("prefill_chunk", rows=parts.chunk.rows, reason=parts.chunk.reason)
         if config.prefill_routing != "exact" and model.near is None:
             raise StartError(f"--prefill-routing: {config.prefill_routing!r} is not served on this device")
         spec, context_tokens, draft_layer = model.spec, parts.context_tokens, opened.draft_layer
@@ -234,7 +237,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
         engine = Engine(
             runner,
             counters,
-            prefill_chunk_rows=config.prefill_chunk_rows,
+            prefill_chunk_rows=parts.chunk.rows,
             visitor_tokens=visitor_tokens,
             steered=model.near is not None,
             drafter=Drafter(drafts, runner.guess if draft_layer else None, vocabulary),

@@ -12,6 +12,7 @@ import structlog
 import torch
 
 from lanes import limits
+from lanes.chunk import Chunk, of_device
 from lanes.device import cuda
 from lanes.device.budget import Needs, VramPlan, plan
 from lanes.device.pin import PinnedRegion
@@ -62,7 +63,7 @@ def cuda_parts(opened: Opened) -> Parts:
     context_tokens = opened.context_tokens(spec)
     shape = spec.state_shape(DTYPES[opened.pack.manifest.dense_dtype], drafts=opened.draft_layer)
     seat_bytes = shape.bytes(context_tokens)
-    divided = divide(opened, spec, seat_bytes)
+    divided, chunk = divide(opened, spec, seat_bytes)
     cuda.limit(device, divided.most_allocated_bytes)
     slots = DeviceSlots(divided.slots, info.record_bytes, device.device)
     records = DeviceRegion(opened.region, pinned)
@@ -84,7 +85,7 @@ def cuda_parts(opened: Opened) -> Parts:
     _log.info("windows_captured", allocated=torch.cuda.memory_allocated(), reserved=torch.cuda.memory_reserved())
     # The sequence that runs has its state in VRAM; those that wait lie in host memory, as do checkpoints.
     states = StatePool(model.state_shape, seat_bytes + config.state_budget_bytes, slots=limits.MAX_RESIDENTS)
-    return Parts(kernel, experts, model, states, context_tokens, cache)
+    return Parts(kernel, experts, model, states, context_tokens, cache, chunk)
 
 
 def _share(opened: Opened, experts: GpuExperts, cache: ExpertCache) -> ExpertKernel:
@@ -111,18 +112,22 @@ def _share(opened: Opened, experts: GpuExperts, cache: ExpertCache) -> ExpertKer
     return kernel
 
 
-def divide(opened: Opened, spec: Spec, state_bytes: int) -> VramPlan:
-    """The budget of a lane whose conversation takes `state_bytes`; VramTooSmall where it holds no lane."""
+def divide(opened: Opened, spec: Spec, state_bytes: int) -> tuple[VramPlan, Chunk]:
+    """A lane's budget, its conversation takes `state_bytes`, and its chunk; VramTooSmall where there is no room."""
     config, info = opened.config, opened.pack.manifest.experts
-    rows = max(config.prefill_chunk_rows, limits.MAX_WINDOW_TOKENS)
+    # Of a prompt's chunk a dozen tensors as large as its streams live at once; the rest is bounded by slices.
+    row_bytes = 12 * 4 * spec.streams * spec.hidden
     needs = Needs(
         context_bytes=limits.CUDA_CONTEXT_BYTES,
         dense_bytes=dense_bytes(opened.pack, drafts=opened.draft_layer),
         state_bytes=state_bytes,
-        # Of a prompt's chunk a dozen tensors as large as its streams live at once; the rest is bounded by slices.
-        workspace_bytes=limits.CUDA_WORKSPACE_BYTES + 12 * 4 * rows * spec.streams * spec.hidden,
+        workspace_bytes=limits.CUDA_WORKSPACE_BYTES,
         table_bytes=16 * info.layers * info.experts,
     )
+    free_bytes = config.vram_budget_bytes - limits.VRAM_RESERVE_BYTES - needs.total_bytes
+    chunk = of_device(config.prefill_chunk_rows, free_bytes, row_bytes)
+    rows = max(chunk.rows, limits.MAX_WINDOW_TOKENS)
+    needs = dataclasses.replace(needs, workspace_bytes=needs.workspace_bytes + rows * row_bytes)
     found = plan(
         config.vram_budget_bytes, limits.VRAM_RESERVE_BYTES, needs, info.record_bytes, info.layers * info.experts
     )
@@ -131,4 +136,4 @@ def divide(opened: Opened, spec: Spec, state_bytes: int) -> VramPlan:
         dense=needs.dense_bytes, state=needs.state_bytes, workspace=needs.workspace_bytes, tables=needs.table_bytes,
         cache=found.cache_bytes, slots=found.slots,
     )  # fmt: skip
-    return found
+    return found, chunk
