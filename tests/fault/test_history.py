@@ -48,7 +48,8 @@ class History:
     """What was seen of all requests."""
 
     ends: collections.Counter[str] = field(default_factory=collections.Counter)
-    longest_wait_s: float = 0.0
+    longest_wait_s: float = 0.0  # of the classes that batch stands behind
+    longest_batch_wait_s: float = 0.0
     replays: int = 0
     visits: int = 0
 
@@ -63,7 +64,11 @@ async def read(generation: Generation, history: History, submitted: float) -> No
                 case Begun():
                     begun += 1
                     assert not ids
-                    history.longest_wait_s = max(history.longest_wait_s, loop.time() - submitted)
+                    waited_s = loop.time() - submitted
+                    if request.priority is Priority.BATCH:
+                        history.longest_batch_wait_s = max(history.longest_batch_wait_s, waited_s)
+                    else:
+                        history.longest_wait_s = max(history.longest_wait_s, waited_s)
                 case Tokens(tokens):
                     assert begun == 1
                     ids += [token.id for token in tokens]
@@ -76,7 +81,9 @@ async def read(generation: Generation, history: History, submitted: float) -> No
     else:
         assert await generation.read() is end
         if end.reason == lane_pb2.FINISH_REASON_LENGTH:
-            assert len(ids) == request.max_tokens == end.usage.completion_tokens
+            # what a lane sent after the client had left is not kept, though the lane's end may come before the cancel
+            assert generation.cancel_wanted.is_set() or len(ids) == request.max_tokens
+            assert end.usage.completion_tokens == request.max_tokens
         else:
             assert end.reason == lane_pb2.FINISH_REASON_CANCELLED
             assert generation.cancel_wanted.is_set()
@@ -145,11 +152,14 @@ def run(scenario: Scenario) -> History:
 def test_one_end_no_gap_no_duplicate_no_starvation_under_random_faults(part: int) -> None:
     count = min(PART, REQUESTS - part * PART)
     history = run(Scenario(count, seed=1000 + part, costs=Costs(fault_chance=0.08)))
-    print(dict(history.ends), f"replays {history.replays}, longest wait {history.longest_wait_s:.1f} s", flush=True)
+    waits = f"longest wait {history.longest_wait_s:.1f} s, of batch {history.longest_batch_wait_s:.1f} s"
+    print(dict(history.ends), f"replays {history.replays}, {waits}", flush=True)
     assert history.ends["FINISH_REASON_LENGTH"] > 0.8 * count
     assert history.replays > 0.005 * count
-    # the queue is stable at this load: a request that waits for long has been starved
-    assert history.longest_wait_s < 10 * limits.AGEING_S
+    # the queue is stable at this load: a request that waits for long has been starved; a line of batch requests is
+    # served when nobody else waits, or one of a tenant every two ageings
+    assert history.longest_wait_s < 5 * limits.AGEING_S
+    assert history.longest_batch_wait_s < 20 * limits.AGEING_S
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -3,11 +3,14 @@
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.serving import Served, gone, tiny_pack, wait_for
+
+OUTAGE_S = float(os.environ.get("EXPRESSWAY_GCS_OUTAGE_S", "5"))
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +83,24 @@ def test_a_killed_supervisor_takes_ray_and_everything_below_it_along(pack):
         served.wait()
         wait_for(lambda: all(gone(pid) for pid in members))
         wait_for(lambda: not directory.exists())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0 if OUTAGE_S > 10 else 300)
+def test_while_rays_control_store_stands_still_every_request_is_served(pack):
+    """EXPRESSWAY_GCS_OUTAGE_S=60 makes it the long run whose figures are in bench/LOG.md."""
+    with Served(pack, "--lanes", 2, "--launcher", "ray") as served:
+        (store,) = [pid for pid in family(served.process.pid) if "gcs_server" in Path(f"/proc/{pid}/comm").read_text()]
+        before = served.pids
+        os.kill(store, signal.SIGSTOP)
+        end, answers = time.monotonic() + OUTAGE_S, []
+        while time.monotonic() < end or not answers:
+            answers.append(served.generate("--prompt-ids", "5,6,7", "--max-tokens", 8)["token_ids"])
+        print(f"{len(answers)} requests in {OUTAGE_S:g} s")
+        os.kill(store, signal.SIGCONT)
+        assert answers == [answers[0]] * len(answers)
+        assert served.pids == before
+        assert served.states() == {"lane-0": "ready", "lane-1": "ready"}
+        served.kill("lane-0")  # and it is a process manager again
+        wait_for(lambda: served.pids["lane-0"] not in (0, before["lane-0"]))
+        wait_for(lambda: served.states() == {"lane-0": "ready", "lane-1": "ready"})
