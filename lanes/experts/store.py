@@ -57,7 +57,7 @@ class Interrupted(Exception):
 class ExpertStore:
     """All routed experts of the model; one engine thread uses it.
 
-    `stopped` is asked before every layer, which makes every layer a place where a long window can be left.
+    `stopped` is asked before every layer and between blocks of rows: there a long window can be left.
     """
 
     def __init__(
@@ -89,6 +89,8 @@ class ExpertStore:
         result = out.numpy()
         block = max(1, self._scratch_bytes // (chosen * hidden * 4))
         for first in range(0, rows, block):
+            if first and self.stopped():  # a layer of a long chunk takes longer than a cancel may
+                raise Interrupted
             last = min(first + block, rows)
             self._block(
                 layer, inputs[first:last], expert_ids[first:last], row_weights[first:last], result[first:last]

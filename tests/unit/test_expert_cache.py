@@ -14,7 +14,7 @@ from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import Cached, ExpertCache
 from lanes.experts.native import ExpertKernel
 from lanes.experts.policy import Plan, State, Touched
-from lanes.experts.store import ExpertStore
+from lanes.experts.store import ExpertStore, Interrupted
 from tests.fakes.records import FakeRegion
 
 LAYERS, EXPERTS, HIDDEN, INNER = 3, 8, 64, 32
@@ -217,3 +217,13 @@ def test_counters_since_and_restart():
     assert counters.since(before) == Counters(windows=3, cache_used_bytes=8, cache_budget_bytes=9)
     counters.restart()
     assert counters == Counters(cache_used_bytes=8, cache_budget_bytes=9)
+
+
+def test_a_long_window_can_be_left_between_blocks_of_rows():
+    rig, asked = Rig(scratch_bytes=3 * 4 * HIDDEN), []  # a row at a time
+    rig.store.stopped = lambda: asked.append(True) or len(asked) > 3
+    rng = np.random.default_rng(1)
+    ids, weights = routing(rng, 8, 3)
+    with pytest.raises(Interrupted):
+        rig.store.forward(0, torch.zeros(8, HIDDEN), ids, weights)
+    assert len(asked) == 4
