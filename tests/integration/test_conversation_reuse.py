@@ -20,10 +20,10 @@ PRESET = os.environ.get("EXPRESSWAY_CONVERSATIONS_PRESET", "tiny")
 ANSWER = 6
 
 
-def made(folder):
-    if PRESET == "tiny":
+def made(folder, *, drafts=False):
+    if PRESET == "tiny" and not drafts:
         return tiny_pack(folder, "f32")
-    source = write_checkpoint(folder / "source", PRESETS[PRESET], 0, tokenizer=False)
+    source = write_checkpoint(folder / "source", PRESETS[PRESET], 0, tokenizer=False, mtp=drafts)
     convert(source, folder / "made.pack", experts="f32", dense="f32", threads=1)
     return folder / "made.pack"
 
@@ -59,6 +59,45 @@ def test_a_turn_goes_on_as_a_cold_run(tmp_path):
                 assert warm.states.reserved_bytes <= warm.states.budget_bytes
     print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {PRESET}: at most {read_again} tokens read again")
     print(f"{exact} bit-equal to the same windows; logits {worst:.2e} of scale apart, {over} over {tolerance:g}")
+
+
+def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path):
+    """Windows of right, wrong and half right drafts, ends of sequence among them; the draft layer guesses beside."""
+    rng, worst, read_again = np.random.default_rng(8), 0.0, 0
+    counted = [0, 0]  # drafts, right ones
+    with loaded(made(tmp_path, drafts=True), drafts=True) as (model, store):
+        tolerance = FP32_TOLERANCE if "float32" in str(model.dtype) else BF16_TOLERANCE
+        warm, eos = Talk(model, store, kept_bytes=8 << 20), model.spec.eos_ids[0]
+
+        def drafts(coming):
+            tried = coming[: int(rng.integers(0, 4))]
+            wrong = int(rng.integers(0, len(tried) + 2))  # the place of the first wrong one, perhaps past the end
+            if wrong < len(tried):
+                tried = [*tried[:wrong], eos if rng.random() < 0.3 else (tried[wrong] + 1) % model.spec.vocab]
+                tried += coming[len(tried) : len(tried) + 1]
+            counted[0] += len(tried)
+            counted[1] += min(wrong, len(tried))
+            return tried
+
+        for _ in range(CONVERSATIONS):
+            text = rng.integers(0, model.spec.vocab, int(rng.integers(90, 200))).tolist()
+            for split in sorted(rng.choice(np.arange(1, len(text)), SPLITS, replace=False).tolist()):
+                first, second = (rng.integers(0, model.spec.vocab, 2 * ANSWER).tolist() for _ in range(2))
+                first[int(rng.integers(1, ANSWER))] = second[int(rng.integers(1, ANSWER))] = eos
+                warm.turn(text[:split], len(first), forced=first, drafts=drafts)
+                prompt = [*text[:split], *first, *text[split:]]
+                _, logits, again = warm.turn(prompt, len(second), forced=second, drafts=drafts)
+                _, truth, _ = Talk(model, store, kept_bytes=0).turn(prompt, len(second), forced=second)
+                new = len(prompt) - split - len(first)
+                assert len(prompt) - again.cached_tokens <= new + BLOCK_TOKENS
+                read_again = max(read_again, len(prompt) - again.cached_tokens - new)
+                worst = max(worst, margin_equal(truth, logits, tolerance))
+                assert warm.states.reserved_bytes <= warm.states.budget_bytes
+    assert counted[1] > 0
+    print(
+        f"\n{CONVERSATIONS} conversations x {SPLITS} splits with drafts, {PRESET}: {counted[1]} of {counted[0]} right"
+    )
+    print(f"at most {read_again} tokens read again; logits {worst:.2e} of scale apart")
 
 
 def test_branches_share_a_root_and_differ_afterwards(tmp_path):
