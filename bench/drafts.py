@@ -37,6 +37,7 @@ from lanes.engine import Engine
 from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import ExpertCache
 from lanes.experts.native import ExpertKernel
+from lanes.experts.pinned import with_pins
 from lanes.experts.store import ExpertStore
 from lanes.models import load_model
 from lanes.outbox import End, Outbox
@@ -130,7 +131,7 @@ class Oracle:
 
 @contextlib.contextmanager
 def lane(
-    shape: str, experts: str, threads: int, budget: float, context: int, clock: Callable[[], int]
+    shape: str, experts: str, threads: int, budget: float, context: int, clock: Callable[[], int], pins: bool
 ) -> Iterator[Lane]:
     """One of a random pack, made here, whose cache holds a share `budget` of the experts."""
     torch.set_num_threads(threads)
@@ -141,7 +142,9 @@ def lane(
             info, counters = pack.manifest.experts, Counters()
             kernel = ExpertKernel(info.layout, threads=threads)
             cache_bytes = int(budget * info.layers * info.experts) * info.record_bytes
-            store = ExpertStore(kernel, ExpertCache(FileRecords(pack), info, cache_bytes, adaptive, counters), counters)
+            first = (info.layers - info.draft_layers) * info.experts
+            policy = with_pins(adaptive, np.arange(first, first + info.experts)) if pins else adaptive
+            store = ExpertStore(kernel, ExpertCache(FileRecords(pack), info, cache_bytes, policy, counters), counters)
             model = load_model(pack, store, counters=counters, drafts=True)
             pool = StatePool(model.state_shape, 2 * model.state_shape.bytes(context))
             yield Lane(clock, Forced(model, pool, store), counters, pool)
@@ -149,16 +152,18 @@ def lane(
 
 
 def measure(
-    shape: str, experts: str, threads: int, rounds: int, tokens: int, budget: float, clock: Callable[[], int]
-) -> dict[str, object]:
+    shape: str, experts: str, threads: int, rounds: int, tokens: int, budget: float, clock: Callable[[], int],
+    pins: bool,
+) -> dict[str, object]:  # fmt: skip
     """Gains by share, and the time of windows by rows."""
     prompt = np.random.default_rng(7).integers(10, SHAPES[shape].vocab_size, PROMPT_TOKENS).tolist()
-    with lane(shape, experts, threads, budget, PROMPT_TOKENS + tokens, clock) as bench:
+    with lane(shape, experts, threads, budget, PROMPT_TOKENS + tokens, clock, pins) as bench:
         known = [*prompt, *bench.answer(Drafter(0, clock=clock), prompt, tokens)[0]]
         bench.runner.known = known
         beliefs = {share: Beliefs() for share in SHARES}  # a lane keeps what it has learnt
         gains: dict[float, list[float]] = {share: [] for share in SHARES}
         passes: dict[float, list[float]] = {share: [] for share in SHARES}
+        hits: dict[float, list[float]] = {share: [] for share in SHARES}
         alone_ms: list[float] = []
         same = True
         for number in range(rounds):
@@ -171,6 +176,7 @@ def measure(
                 beliefs[share], same = drafter.beliefs, same and again == ids
                 gains[share].append(alone.decode_ns / counted.decode_ns)
                 passes[share].append((tokens - 1) / counted.decode_windows)
+                hits[share].append(counted.expert_hits / (counted.expert_hits + counted.expert_misses))
         most = beliefs[max(SHARES)]
         single = most.windows_ns[0].value
         return {
@@ -184,6 +190,7 @@ def measure(
                     "gain": round(statistics.median(gains[share]), 3),
                     "gains": [round(gain, 3) for gain in gains[share]],
                     "tokens_per_pass": round(statistics.median(passes[share]), 3),
+                    "hit_share": round(statistics.median(hits[share]), 4),
                 }
                 for share in SHARES
             },
@@ -225,15 +232,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--budget", type=float, default=0.25, help="share of the experts that the cache holds")
+    parser.add_argument("--no-pins", action="store_true", help="the draft layer's experts are cached like any")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args(argv)
     figures = measure(
-        chosen.shape, chosen.experts, chosen.threads, chosen.rounds, chosen.tokens, chosen.budget, CLOCKS[chosen.clock]
-    )
+        chosen.shape, chosen.experts, chosen.threads, chosen.rounds, chosen.tokens, chosen.budget, CLOCKS[chosen.clock],
+        not chosen.no_pins,
+    )  # fmt: skip
     arguments = [
         *("--shape", chosen.shape, "--rounds", str(chosen.rounds), "--tokens", str(chosen.tokens)),
         *("--threads", str(chosen.threads), "--budget", str(chosen.budget), "--clock", chosen.clock),
+        *(["--no-pins"] if chosen.no_pins else []),
     ]
     result = frame(
         "bench.drafts",

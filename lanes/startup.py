@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import structlog
 import torch
 
@@ -29,6 +30,7 @@ from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import Cached, ExpertCache
 from lanes.experts.keeper import ProfileKeeper
 from lanes.experts.native import ExpertKernel
+from lanes.experts.pinned import with_pins
 from lanes.experts.policy import Policy
 from lanes.experts.profile import PackExperts
 from lanes.experts.store import ExpertStore
@@ -106,6 +108,13 @@ class Opened:
         """Whether the pack has a draft layer and may use it."""
         return self.pack.manifest.experts.draft_layers > 0 and self.config.drafts != 0
 
+    @property
+    def cache_policy(self) -> Policy:
+        """The policy, with the draft layer's experts pinned where they fit."""
+        info = self.pack.manifest.experts
+        first = (info.layers - info.draft_layers) * info.experts  # the first draft layer is the one that is used
+        return with_pins(self.policy, np.arange(first, first + info.experts)) if self.draft_layer else self.policy
+
     def kernel(self, cores: tuple[int, ...]) -> ExpertKernel:
         """The native kernel on some of this lane's cores, the calling thread's first."""
         kernel = ExpertKernel(
@@ -129,7 +138,7 @@ def cpu_parts(opened: Opened) -> Parts:
     """A lane whose every part computes in host memory; its cache is private memory."""
     config, counters, info = opened.config, opened.counters, opened.pack.manifest.experts
     kernel = opened.kernel(config.cores)
-    cache = ExpertCache(opened.region, info, config.vram_budget_bytes, opened.policy, counters)
+    cache = ExpertCache(opened.region, info, config.vram_budget_bytes, opened.cache_policy, counters)
     store = ExpertStore(kernel, cache, counters)
     model = load_model(
         opened.pack,

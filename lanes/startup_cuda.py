@@ -67,7 +67,7 @@ def cuda_parts(opened: Opened) -> Parts:
     cuda.limit(device, divided.most_allocated_bytes)
     slots = DeviceSlots(divided.slots, info.record_bytes, device.device)
     records = DeviceRegion(opened.region, pinned)
-    cache = ExpertCache(records, info, divided.cache_bytes, opened.policy, counters, slots)
+    cache = ExpertCache(records, info, divided.cache_bytes, opened.cache_policy, counters, slots)
     experts = GpuExperts(cache, info, spec.experts_per_token, counters, device.device)
     kernel = _share(opened, experts, cache)
     inner = load_model(

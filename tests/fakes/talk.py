@@ -29,7 +29,8 @@ CHUNK = 64
 class Talk:
     """One lane's worth of conversations."""
 
-    def __init__(self, model, store, *, kept_bytes: int, context: int = 1024, park=None) -> None:
+    def __init__(self, model, store, *, kept_bytes: int, context: int = 1024, chunk: int = CHUNK) -> None:
+        self._chunk = chunk
         self.windows: list[tuple[int, list[int]]] = []  # (start, ids) of the last turn
         self.counters = Counters()
         self.states = StatePool(model.state_shape, model.state_shape.bytes(context) + kept_bytes, paged=True)
@@ -48,7 +49,7 @@ class Talk:
         begun = self.runner.resume(prompt, len(prompt) + answer_tokens, tenant)
         where = marks(len(prompt), hints, limits.CHECKPOINT_EVERY_TOKENS, limits.CHECKPOINT_GAP_TOKENS)
         rows, ids = [], []
-        for part in parts(begun.cached_tokens, len(prompt), CHUNK, where):
+        for part in parts(begun.cached_tokens, len(prompt), self._chunk, where):
             logits = self._step(list(prompt[part.start : part.end]), part.start, begun.slot)
             if part.mark:
                 self.runner.checkpoint(begun.slot)

