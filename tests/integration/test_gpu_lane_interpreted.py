@@ -86,6 +86,13 @@ def test_a_prompt_then_windows_then_a_settled_state(pack):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+def test_matrices_in_bf16(pack):
+    """As on a GPU; the interpreter cuts bf16 off where a GPU rounds, so twice its error is allowed."""
+    ids = cases.prompt(pack, cases.PROMPT + 1)
+    got = cases.spoken(gpu_lane(pack, dtype=torch.bfloat16), ids)
+    cases.margin_equal(got, cases.spoken(cpu_lane(pack), ids), 2 * cases.TOLERANCE)
+
+
 def test_what_is_no_window(pack):
     lane = gpu_lane(pack)
     first, second = lane.states.open(CONTEXT), lane.states.open(CONTEXT)
