@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from lanes.kernels import combine, deltanet, experts, heads, naive, route, sampling, stream
-from lanes.models.ops import rms, rotate
+from lanes.kernels import combine, deltanet, experts, naive, route, sampling, stream
+from lanes.models.ops import rms
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
 SHARED_BY_ROWS = 2  # experts that all rows of a window choose; the others are chosen by one row each
@@ -277,60 +276,25 @@ def delta_cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
     yield Case("deltanet: finish", 1, 12 * rows * n * d, finish)
 
 
-def stream_cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
-    """A hyper-connection between its products; a layer has two."""
-    s, h, low_rank = sizes.streams, sizes.hidden, sizes.lowrank
+def enter_case(sizes: Sizes, rows: int, device: str) -> Case:
+    """A block's result into the streams; a layer has two. The products behind it are in bench.gpu_products."""
+    s, h = sizes.streams, sizes.hidden
     x, result = torch.randn(rows, s, h, device=device), torch.randn(rows, h, device=device)
     start = x.clone()
     injection, norm = torch.rand(rows, s, device=device) * 0.1, torch.rand(sizes.layers, s, h, device=device)
-    normed, up, u = torch.empty_like(x), torch.randn(rows, s, h, device=device), torch.empty_like(result)
-    rounded, u_rounded = normed.bfloat16(), u.bfloat16()
-    low, squashed = torch.randn(rows, low_rank + s, device=device), torch.empty(rows, low_rank, device=device)
-    injected = torch.empty(rows, s, device=device)
+    normed, rounded = torch.empty_like(x), x.bfloat16()
 
     def enter(i: int) -> None:
         stream.enter(x, result, injection, norm[i], normed, rounded, EPS)
 
-    def squash(i: int) -> None:
-        stream.squash(low, squashed, injected)
-
-    def mix(i: int) -> None:
-        stream.mix(up, normed, u, u_rounded)
-
     def check() -> None:
         x.copy_(start)
-        for step in (enter, squash, mix):
-            step(0)
+        enter(0)
         want = start + injection[:, :, None] * result[:, None, :]
-        n = rms(want, EPS) * norm[0]
         torch.testing.assert_close(x, want, rtol=2e-5, atol=2e-6)
-        torch.testing.assert_close(normed, n, rtol=2e-5, atol=2e-6)
-        torch.testing.assert_close(squashed, F.silu(low[:, :low_rank] / s), rtol=2e-5, atol=2e-6)
-        torch.testing.assert_close(injected, 2 * torch.sigmoid(low[:, low_rank:] / s), rtol=2e-5, atol=2e-6)
-        torch.testing.assert_close(u, (up.sigmoid() * n).mean(1), rtol=2e-5, atol=2e-6)
+        torch.testing.assert_close(normed, rms(want, EPS) * norm[0], rtol=2e-5, atol=2e-6)
 
-    yield Case("stream: enter", 1, rows * s * h * 14 + 4 * s * h, enter, check)
-    yield Case("stream: squash", 1, rows * low_rank * 8, squash)
-    yield Case("stream: mix", 1, rows * h * (8 * s + 6), mix)
-
-
-def head_case(sizes: Sizes, rows: int, device: str) -> Case:
-    """Queries normed and rotated; keys and index queries are two more launches of the same kernel."""
-    wide = torch.randn(rows, sizes.heads, 2, sizes.head_dim, device=device)
-    norm = torch.rand(sizes.head_dim, device=device)
-    angles = torch.rand(rows, sizes.rotated // 2, device=device) * 6
-    cos, sin = angles.cos(), angles.sin()
-    out = torch.empty(rows, sizes.heads, sizes.head_dim, device=device)
-
-    def layer(i: int) -> None:
-        heads.norm_rotate(wide[:, :, 0], norm, cos, sin, out, EPS)
-
-    def check() -> None:
-        layer(0)
-        want = rotate(rms(wide[:, :, 0], EPS) * norm, cos[:, None], sin[:, None])
-        torch.testing.assert_close(out, want, rtol=2e-5, atol=2e-6)
-
-    return Case("heads: norm and rotation", 1, 8 * out.numel(), layer, check)
+    return Case("stream: enter", 1, rows * s * h * 14 + 4 * s * h, enter, check)
 
 
 def argmax_case(sizes: Sizes, rows: int, device: str) -> Case:
@@ -353,6 +317,5 @@ def dense_cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
     """Everything between products but the experts, in the order of a layer."""
     yield route_case(sizes, rows, device)
     yield from delta_cases(sizes, rows, device)
-    yield from stream_cases(sizes, rows, device)
-    yield head_case(sizes, rows, device)
+    yield enter_case(sizes, rows, device)
     yield argmax_case(sizes, rows, device)

@@ -35,7 +35,6 @@ from lanes.kernels import (
     doorbell,
     experts,
     grouped,
-    heads,
     index,
     jobs,
     post,
@@ -180,10 +179,6 @@ def launch_dense(rows: int) -> None:
     deltanet.finish(out, wide, torch.empty(128), wide.bfloat16(), 1e-6, silu=True)
     streams, u = torch.empty(rows, 4, HIDDEN), torch.empty(rows, HIDDEN)
     stream.enter(streams, u, torch.empty(rows, 4), torch.empty(4, HIDDEN), streams, streams.bfloat16(), 1e-6)
-    stream.squash(torch.empty(rows, 324), torch.empty(rows, 320).bfloat16(), torch.empty(rows, 4))
-    stream.mix(streams, streams, u, u.bfloat16())
-    queries, rotation = torch.empty(rows, 16, 256), torch.empty(rows, 32)
-    heads.norm_rotate(queries, torch.empty(256), rotation, rotation, queries.bfloat16(), 1e-6)
     ids = torch.empty(rows, dtype=torch.int64)
     sampling.argmax(torch.empty(rows, 248_320), torch.empty((rows, 122), dtype=torch.int64), ids)
     sampling.uniform(ids, ids, torch.empty(rows, dtype=torch.float64))

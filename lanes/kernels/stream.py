@@ -1,9 +1,8 @@
-"""Hyper-connections of a decode window, in three launches, or in five around other products.
+"""Hyper-connections of a decode window, in three launches.
 
     enter    x += injection * block's result (of the block before);  n = rms(x_i) * w        one pass over the streams
     lower    low = Down n;  silu(low[:L] / S);  injection = 2 sigmoid(low[L:] / S)
     lift     up = Up squashed;  u = mean over streams of sigmoid(up_i) * n_i
-    squash   what follows the first product, mix what follows the second one
 
 Products round their input to the type of the matrix, so n, the squashed vector and u are written in that type; n is
 read again in fp32 at the end, so it is kept in fp32 too.
@@ -20,8 +19,6 @@ import triton.language as tl
 from lanes.kernels import early
 from lanes.kernels.products import dots, tile, write
 
-MIX_COLUMNS = 256  # of one program of mix: ten a row of 2,560
-
 
 def enter(
     x: torch.Tensor, result: torch.Tensor, injection: torch.Tensor, norm: torch.Tensor, normed: torch.Tensor,
@@ -36,26 +33,11 @@ def enter(
     )  # fmt: skip
 
 
-def squash(low: torch.Tensor, squashed: torch.Tensor, injection: torch.Tensor) -> None:
-    """low fp32 [R, L + S] (or [R, L]: no injection) to squashed (any float) [R, L] and injection fp32 [R, S]."""
-    rows, lowrank = squashed.shape
-    streams = injection.shape[1]
-    _squash[(rows,)](
-        low, squashed, injection, W=low.shape[1], L=lowrank, LP=triton.next_power_of_2(lowrank), S=streams,
-        SP=triton.next_power_of_2(streams), INJECTS=low.shape[1] > lowrank, num_warps=2, **early.options(),
-    )  # fmt: skip
-
-
-def mix(up: torch.Tensor, normed: torch.Tensor, u: torch.Tensor, rounded: torch.Tensor) -> None:
-    """u fp32 [R, H] and rounded (any float) [R, H] = mean over streams of sigmoid(up) * normed, both fp32 [R, S, H]."""
-    rows, streams, hidden = normed.shape
-    _mix[(triton.cdiv(hidden, MIX_COLUMNS), rows)](
-        up, normed, u, rounded, S=streams, H=hidden, COLUMNS=MIX_COLUMNS, num_warps=2, **early.options()
-    )
-
-
 def lower(rounded: torch.Tensor, down: torch.Tensor, squashed: torch.Tensor, injection: torch.Tensor) -> None:
-    """rounded [R, S, H] and down [L + S, S * H] (or [L, S * H]: no injection) to what `squash` fills."""
+    """squashed (any float) [R, L] and injection fp32 [R, S] from rounded [R, S, H] and down [L + S, S * H].
+
+    Where down is [L, S * H] there is no injection, and nothing is written to it.
+    """
     rows, streams, hidden = rounded.shape
     t = tile(down, rows)
     _lower[(triton.cdiv(down.shape[0], t.rows),)](
@@ -67,7 +49,7 @@ def lower(rounded: torch.Tensor, down: torch.Tensor, squashed: torch.Tensor, inj
 def lift(
     squashed: torch.Tensor, up: torch.Tensor, normed: torch.Tensor, u: torch.Tensor, rounded: torch.Tensor
 ) -> None:  # fmt: skip
-    """squashed [R, L] and up [S * H, L] to what `mix` fills."""
+    """u fp32 [R, H] and rounded (any float) [R, H] from squashed [R, L], up [S * H, L] and normed fp32 [R, S, H]."""
     rows, streams, hidden = normed.shape
     padded = triton.next_power_of_2(streams)
     t = tile(up, rows)
@@ -130,33 +112,3 @@ def _enter(
     value *= tl.load(norm + stream * H + h, mask=inside, other=0.0)
     tl.store(normed + at, value, mask=inside)
     tl.store(rounded + at, value, mask=inside)
-
-
-@triton.jit
-def _squash(
-    low, squashed, injection, W: tl.constexpr, L: tl.constexpr, LP: tl.constexpr, S: tl.constexpr, SP: tl.constexpr,
-    INJECTS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    early.behind(EARLY)
-    row = tl.program_id(0)
-    i = tl.arange(0, LP)
-    value = tl.load(low + row * W + i, mask=i < L, other=0.0) / S
-    tl.store(squashed + row * L + i, value / (1.0 + tl.exp(-value)), mask=i < L)
-    if INJECTS:
-        s = tl.arange(0, SP)
-        value = tl.load(low + row * W + L + s, mask=s < S, other=0.0) / S
-        tl.store(injection + row * S + s, 2.0 / (1.0 + tl.exp(-value)), mask=s < S)
-
-
-@triton.jit
-def _mix(up, normed, u, rounded, S: tl.constexpr, H: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
-    early.behind(EARLY)
-    row = tl.program_id(1)
-    at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = at < H
-    total = tl.zeros((COLUMNS,), tl.float32)
-    for s in tl.static_range(S):
-        m = tl.load(up + (row * S + s) * H + at, mask=inside, other=0.0)
-        total += tl.load(normed + (row * S + s) * H + at, mask=inside, other=0.0) / (1.0 + tl.exp(-m))
-    tl.store(u + row * H + at, total / S, mask=inside)
-    tl.store(rounded + row * H + at, total / S, mask=inside)
