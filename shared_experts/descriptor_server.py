@@ -2,9 +2,8 @@
 
 One loop over a selector: one request and one reply per connection, nothing ever blocks, at most 32 connections (the
 oldest gives way) and 5 s for each. It reads a socket's bytes without room for descriptors, so a client cannot put any
-into this process. Not here: the words (handoff.py), what is lent (the `answer` callback).
-Invariant: no client's bytes, silence or death stop the loop; the socket has mode 0600 from its first moment, and a name
-that another living server holds is never taken.
+into this process. Not here: the words (handoff.py), what is lent (the `answer` callback), the thread's life
+(listening.py). Invariant: no client's bytes, silence or death stop the loop.
 """
 
 from __future__ import annotations
@@ -14,24 +13,20 @@ import contextlib
 import os
 import selectors
 import socket
-import stat
-import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 import structlog
 
-from shared_experts.errors import HandoffError, RegionBusy, RegionError
+from shared_experts.errors import HandoffError
 from shared_experts.handoff import (
     MESSAGE_MAX_BYTES,
     RegionStatus,
-    check_socket_path,
     decode_request,
     encode_refusal,
     encode_status,
-    peer_uid,
 )
+from shared_experts.listening import ListeningThread, accept
 
 CONNECTIONS_MAX = 32
 CONNECTION_LIMIT_S = 5.0
@@ -41,50 +36,15 @@ Answer = Callable[[], tuple[RegionStatus, int | None]]
 _log = structlog.get_logger(__name__)
 
 
-class DescriptorServer:
-    """Serves `answer()` on `path` from `start` to `close`; the descriptor stays the caller's and must outlive it.
-
-    Used as a context manager it starts and closes itself. `start` raises RegionBusy or RegionError.
-    """
+class DescriptorServer(ListeningThread):
+    """Serves `answer()`; the descriptor stays the caller's and must outlive it."""
 
     def __init__(self, path: str | os.PathLike[str], answer: Answer) -> None:
-        self.path = check_socket_path(path)
+        super().__init__(path, "descriptor-server")
         self._answer = answer
-        self._listener: socket.socket | None = None
-        self._thread: threading.Thread | None = None
-        self._wake_read, self._wake_write = -1, -1
-        self._inode = (0, 0)
 
-    def start(self) -> None:
-        """Takes the name and answers from now on."""
-        listener, self._inode = listen(self.path)
-        self._listener = listener
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._thread = threading.Thread(target=self._serve, args=(listener,), name="descriptor-server", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stops answering and removes the name if it is still ours. Safe to call twice."""
-        if self._thread is None or self._listener is None:
-            return
-        os.write(self._wake_write, b"x")
-        self._thread.join()
-        self._thread = None
-        self._listener.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-        remove(self.path, self._inode)
-
-    def __enter__(self) -> DescriptorServer:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _serve(self, listener: socket.socket) -> None:
+    def _serve(self) -> None:
+        listener = self._listener
         open_since: dict[socket.socket, float] = {}  # insertion order is age
         with selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
@@ -140,63 +100,3 @@ class DescriptorServer:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         with contextlib.suppress(OSError):  # the client is gone or does not read
             connection.sendmsg([reply], rights)
-
-
-def listen(path: str) -> tuple[socket.socket, tuple[int, int]]:
-    """A listening socket of mode 0600 under that name, and the name's device and inode. Raises RegionBusy where a
-    living process holds the name, RegionError where it cannot be taken."""
-    _refuse_living(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-    scratch = check_socket_path(f"{path}.{os.getpid()}")
-    try:
-        # The mode of the socket's inode is what bind gives the name (less the umask): never a moment wider.
-        os.fchmod(listener.fileno(), 0o600)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(scratch)
-        listener.bind(scratch)
-        listener.listen(4 * CONNECTIONS_MAX)
-        status = os.stat(scratch)
-        os.rename(scratch, path)  # replaces a dead server's name in one step
-    except OSError as error:
-        listener.close()
-        raise RegionError(f"{path}: cannot listen: {error.strerror}") from error
-    return listener, (status.st_dev, status.st_ino)
-
-
-def remove(path: str, inode: tuple[int, int]) -> None:
-    """Removes the name if it is still ours."""
-    with contextlib.suppress(OSError):
-        status = os.stat(path)
-        if (status.st_dev, status.st_ino) == inode:
-            os.unlink(path)
-
-
-def accept(listener: socket.socket) -> socket.socket | None:
-    """A client of this user, not blocking; None where there is none."""
-    try:
-        connection, _ = listener.accept()
-    except OSError as error:  # the client is gone, or this process is out of descriptors
-        if not isinstance(error, BlockingIOError):
-            time.sleep(0.01)
-        return None
-    connection.setblocking(False)
-    if peer_uid(connection) != os.geteuid():
-        _log.warning("handoff_foreign_user", uid=peer_uid(connection))
-        connection.close()
-        return None
-    return connection
-
-
-def _refuse_living(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise RegionError(f"{path}: something that is not a socket has this name")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return  # no name, or a dead process's
-        except OSError as error:
-            raise RegionBusy(f"{path}: something that is no region server holds this name: {error.strerror}") from error
-        raise RegionBusy(f"{path}: a living process serves here")

@@ -15,17 +15,14 @@ import contextlib
 import os
 import selectors
 import socket
-import threading
 import time
-from types import TracebackType
 
 import structlog
 
 from shared_experts import host_memory, limits
 from shared_experts import park_messages as words
-from shared_experts.descriptor_server import accept, listen, remove
 from shared_experts.errors import ParkError, ParkRefused
-from shared_experts.handoff import check_socket_path
+from shared_experts.listening import STOP, ListeningThread, accept
 from shared_experts.park_disk import ParkDisk
 from shared_experts.park_index import Entry, Mark, ParkIndex
 from shared_experts.park_keeper import ParkKeeper
@@ -37,7 +34,7 @@ _RELIEF_S = 5.0
 _log = structlog.get_logger(__name__)
 
 
-class ParkServer:
+class ParkServer(ListeningThread):
     """Serves a pool of `total_bytes` on `path` from `start` to `close`; a context manager does both."""
 
     def __init__(
@@ -48,11 +45,10 @@ class ParkServer:
         segment_bytes: int = limits.PARK_SEGMENT_BYTES,
         disk: ParkDisk | None = None,
     ) -> None:
-        self.path = check_socket_path(path)
+        super().__init__(path, "park-server")
         self.generation = os.urandom(words.ID_BYTES)
         self._total_bytes, self._segment_bytes, self._disk = total_bytes, segment_bytes, disk
         self._last_tenant: dict[int, bytes] = {}  # of every segment that was ever leased
-        self._thread: threading.Thread | None = None
         self._looked_s = 0.0  # at the host's memory
 
     def start(self) -> None:
@@ -60,35 +56,16 @@ class ParkServer:
         self._memory = ParkMemory.create(self._total_bytes, self._segment_bytes)
         self.index = ParkIndex(self._memory.segments, self._segment_bytes)
         try:
-            self._listener, self._inode = listen(self.path)
+            super().start()
         except BaseException:
             self._memory.close()
             raise
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._thread = threading.Thread(target=self._serve, name="park-server", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
-        """Stops answering and removes the name if it is still ours. Safe to call twice."""
-        if self._thread is None:
-            return
-        self._wake(b"x")
-        self._thread.join()
-        self._thread = None
-        self._listener.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
-        remove(self.path, self._inode)
-        self._memory.close()
-
-    def __enter__(self) -> ParkServer:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        """Stops answering, removes the name if it is still ours and gives the pool up. Safe to call twice."""
+        if self._thread is not None:
+            super().close()
+            self._memory.close()
 
     def _serve(self) -> None:
         keeper = None
@@ -102,10 +79,6 @@ class ParkServer:
             if keeper is not None:
                 keeper.close()
 
-    def _wake(self, word: bytes) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is full of the same
-            os.write(self._wake_write, word)
-
     def _loop(self, keeper: ParkKeeper | None) -> None:
         clients: set[socket.socket] = set()
         with selectors.DefaultSelector() as selector:
@@ -114,7 +87,7 @@ class ParkServer:
             while True:
                 for key, _ in selector.select(timeout=_RELIEF_S):
                     if key.fileobj == self._wake_read:
-                        if b"x" not in os.read(self._wake_read, 64):
+                        if STOP not in os.read(self._wake_read, 64):
                             continue
                         for client in clients:
                             client.close()

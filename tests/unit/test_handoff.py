@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared_experts import descriptor_server, handoff
+from shared_experts import descriptor_server, handoff, listening
 from shared_experts.attach import attach
 from shared_experts.descriptor_server import DescriptorServer
 from shared_experts.errors import HandoffError, RegionBusy, RegionError, RegionMismatch, RegionUnavailable
@@ -252,7 +252,7 @@ class TestHostileClient:
         still_serves(server)
 
     def test_foreign_user_is_turned_away(self, server, monkeypatch):
-        monkeypatch.setattr(descriptor_server, "peer_uid", lambda _: os.geteuid() + 1)
+        monkeypatch.setattr(listening, "peer_uid", lambda _: os.geteuid() + 1)
         with client(server) as connection:
             with contextlib.suppress(OSError):
                 connection.send(encode_request("descriptor"))
