@@ -6,8 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.answer import Final
 from coordinator.apis.approximate import prompt_routing
 from coordinator.apis.openai.answers import usage_body
+from coordinator.chat import TurnEnd
 from laneproto.v1 import lane_pb2
 from lanes.counters import Counters
 from lanes.models.near import Near, route_near
@@ -94,4 +96,5 @@ def test_an_exact_answer_says_nothing_of_it():
         prompt_tokens=4, approximations=["kv-int8", "prefill-routing-vram"], prompt_choices=80, replaced_choices=3
     )
     said = {"routing": "vram", "choices": 80, "replaced_choices": 3}
-    assert usage_body(usage)["prompt_routing"] == said
+    end = TurnEnd(Final(lane_pb2.FINISH_REASON_STOP, usage, lane_pb2.Counters(), "lane-0", False), called=False)
+    assert usage_body(end)["prompt_routing"] == said
