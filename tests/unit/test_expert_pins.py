@@ -55,6 +55,6 @@ def test_where_they_do_not_fit_they_are_like_any():
 
 def test_at_the_limit_and_one_slot_less():
     nothing = Touched(np.zeros(0, np.int64), np.zeros(0, np.int64), 1)
-    for slots, admitted in ((24, 6), (23, 0)):
+    for slots, admitted in ((48, 6), (47, 0)):
         _, plan = with_pins(adaptive, PINS)(State.empty(KEYS), nothing, Budget(slots, 10))
         assert plan.admit.shape[0] == admitted
