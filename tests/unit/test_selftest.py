@@ -142,7 +142,7 @@ def test_a_cached_record_that_differs_from_the_region_is_found(pack, record):
 
         def spoil(touched):
             turn(touched)
-            cache._buffer[:: cache.record_bytes] ^= 0x55
+            cache._slots._buffer[:: cache.record_bytes] ^= 0x55
 
         cache.turn = spoil
         with pytest.raises(SelfTestFailed):
