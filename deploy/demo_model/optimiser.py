@@ -39,6 +39,13 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, params: Iterable[torch.Tensor], lr: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
+    def _momentum(self, p: torch.Tensor) -> torch.Tensor:
+        state = self.state[p]
+        if not state:
+            state["momentum"] = torch.zeros_like(p)
+        momentum: torch.Tensor = state["momentum"]
+        return momentum
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of every parameter that has a gradient."""
@@ -48,18 +55,16 @@ class Muon(torch.optim.Optimizer):
                 if p.grad is not None:
                     shapes.setdefault(p.shape[-2:], []).append(p)
             for shape, params in shapes.items():
-                flat = []
-                for p in params:
-                    if not self.state[p]:
-                        self.state[p]["momentum"] = torch.zeros_like(p)
-                    momentum = self.state[p]["momentum"]
-                    momentum.lerp_(p.grad, 1 - MOMENTUM)
-                    flat.append(p.grad.lerp(momentum, MOMENTUM).view(-1, *shape))
+                gradients = [p.grad for p in params]
+                momenta = [self._momentum(p) for p in params]
+                torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+                moved = torch._foreach_lerp(gradients, momenta, MOMENTUM)
+                flat = [x.view(-1, *shape) for x in moved]
                 updates = orthogonalised(torch.cat(flat)).split([f.shape[0] for f in flat])
                 scale = group["lr"] * UPDATE_RMS * max(shape) ** 0.5
-                for p, update in zip(params, updates, strict=True):
-                    p.mul_(1 - group["lr"] * group["weight_decay"])
-                    p.add_(update.view_as(p).to(p.dtype), alpha=-scale)
+                torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+                steps = [update.view_as(p).to(p.dtype) for p, update in zip(params, updates, strict=True)]
+                torch._foreach_add_(params, steps, alpha=-scale)
 
 
 def optimisers(network: Network, weight_decay: float = 0.1) -> list[torch.optim.Optimizer]:

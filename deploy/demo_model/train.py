@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +21,14 @@ import torch
 
 from deploy.demo_model import export, states
 from deploy.demo_model.batches import Windows
+from deploy.demo_model.compiled import compile_parts, uncompiled
 from deploy.demo_model.data import tokens
+from deploy.demo_model.group import ALONE, Group
 from deploy.demo_model.losses import Shares, losses, total
 from deploy.demo_model.model.attention import Reading
 from deploy.demo_model.model.network import How, Network
 from deploy.demo_model.optimiser import optimisers, set_rate
+from deploy.demo_model.recorded import Recorded
 from deploy.demo_model.schedule import Phase, Plan
 from deploy.demo_model.sizes import DEMO, SMALL, training_flops_per_token
 
@@ -41,6 +47,7 @@ class Options:
     device: str
     bf16: bool
     compile: bool
+    record: bool = False
     seed: int = 0
     log_every: int = 20
     check_every: int = 250  # steps between looks at held-out text
@@ -49,26 +56,28 @@ class Options:
 class Trainer:
     """A network in training."""
 
-    def __init__(self, data: Path, out: Path, network: Network, options: Options) -> None:
-        self._options, self._plan, self._out = options, options.plan, out
+    def __init__(self, data: Path, out: Path, network: Network, options: Options, group: Group = ALONE) -> None:
+        self._options, self._plan, self._out, self._group = options, options.plan, out, group
         self.network = network.to(options.device)
+        self._parameters = list(self.network.parameters())
         self._optimisers = optimisers(self.network)
+        self._recorded: Recorded | None = None
         self._train = Windows(tokens.read(data / f"{tokens.TRAIN}{tokens.SUFFIX}"), options.device, options.seed)
         self._held_out = Windows(tokens.read(data / f"code{tokens.SUFFIX}"), options.device)
         self._state = out / "state.safetensors"
         self.counters = states.Counters()
         if self._state.exists():
             self.counters = states.load(self._state, self.network, self._optimisers)
-        if options.compile:
-            torch._dynamo.config.recompile_limit = 64  # one code object serves every kind of layer, phase and mode
-            for layer in (*self.network.model.layers, *self.network.mtp.layers):
-                layer.compile(dynamic=False)
 
     def run(self) -> None:
         """Trains until the plan or the command's time is over, then saves."""
         began, counters = time.monotonic(), self.counters
+        self._prepare()
         mark, mark_tokens, last = began, counters.tokens, None
-        while (progress := self._progress()) < 1 and time.monotonic() - began < 60 * self._options.minutes:
+        while True:
+            progress, spent = self._group.first(self._progress(), time.monotonic() - began)
+            if progress >= 1 or spent >= 60 * self._options.minutes:
+                break
             phase, before = self._plan.phase_at(progress), time.monotonic()
             parts = self._step(phase, progress)
             starting, last = phase != last, phase
@@ -87,16 +96,17 @@ class Trainer:
         self._write(
             {"step": counters.step, "tokens": counters.tokens, "held_out_code_nats": self.check(self._plan.main)}
         )
-        states.save(self._state, self.network, self._optimisers, counters)
+        if self._group.leads:
+            states.save(self._state, self.network, self._optimisers, counters)
 
     def finished(self) -> bool:
         """Whether the plan is done."""
-        return self._progress() >= 1
+        return self._group.first(self._progress())[0] >= 1
 
     @torch.no_grad()
     def check(self, phase: Phase, batches: int = 4) -> float:
         """Mean loss in nats a token of held-out code, dense attention."""
-        with self._autocast():
+        with self._autocast(), uncompiled(self.network):
             found = []
             for number in range(batches):
                 batch = self._held_out.batch(number * phase.sequences, phase.sequences, phase.tokens + 1)
@@ -111,28 +121,60 @@ class Trainer:
         counters = self.counters
         set_rate(self._optimisers, self._plan.rate_at(progress, counters.step))
         number = counters.windows.get(str(phase.tokens), 0)
-        steps = DRAFT_STEPS if phase.chained else 1
-        batch = self._train.batch(number, phase.sequences, phase.tokens + 1 + steps)
-        with self._autocast():
-            parts = losses(self.network, batch, self._how(phase), steps, phase.chained)
-        total(parts, Shares()).backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), CLIP_NORM)
+        own = self._group.share(phase.sequences)
+        tokens_each = phase.tokens + 1 + (DRAFT_STEPS if phase.chained else 1)
+        batch = self._train.batch(number + self._group.rank * own, own, tokens_each)
+        parts = self._gradients(phase, batch, self._taught(phase))
+        self._group.average(self._parameters)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, CLIP_NORM)
         for optimiser in self._optimisers:
             optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
         counters.step += 1
         counters.tokens += phase.sequences * phase.tokens
         counters.windows[str(phase.tokens)] = number + phase.sequences
-        return {**{name: value.detach() for name, value in parts.items()}, "gradient_norm": norm}
+        return {**parts, "gradient_norm": norm}
 
-    def _how(self, phase: Phase) -> How:
-        """Queries that teach are drawn from where there is something to choose."""
-        config = self.network.config
+    def _gradients(self, phase: Phase, batch: torch.Tensor, taught: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Losses of a batch; every parameter's gradient is of this batch alone."""
+        if phase == self._plan.main and self._recorded is not None:
+            return self._recorded(batch, taught)
+        for p in self._parameters:
+            p.grad = None
+        return self._compute(phase, batch, taught)
+
+    def _compute(self, phase: Phase, batch: torch.Tensor, taught: torch.Tensor) -> dict[str, torch.Tensor]:
+        budget = self.network.config.indexer_budget if phase.sparse else None
+        steps, chained = DRAFT_STEPS if phase.chained else 1, self._group.share(phase.chained)
+        with self._autocast(), nullcontext() if phase == self._plan.main else uncompiled(self.network):
+            parts = losses(self.network, batch, How(Reading(budget, taught)), steps, chained)
+        total(parts, Shares()).backward()
+        return {name: value.detach() for name, value in parts.items()}
+
+    def _prepare(self) -> None:
+        """Compiles and records the main phase's step, as far as asked and as far as it holds."""
+        phase = self._plan.main
+        batch = self._train.batch(0, self._group.share(phase.sequences), phase.tokens + 1 + DRAFT_STEPS)
+        if self._options.compile:
+            how = How(Reading(None, self._taught(phase)))
+            with self._autocast():
+                compile_parts(self.network, lambda: self.network(batch[:, : phase.tokens], how), self._write)
+        if self._options.record:
+            began = time.monotonic()
+            try:
+                compute = partial(self._compute, phase)
+                self._recorded = Recorded(compute, batch, self._taught(phase), self._parameters)
+                spent = round(time.monotonic() - began, 1)
+                self._write({"recorded": True, "apart": self._recorded.apart, "seconds": spent})
+            except RuntimeError as error:  # training goes on launch by launch
+                self._recorded = None
+                self._write({"recorded": False, "error": str(error)[:300]})
+
+    def _taught(self, phase: Phase) -> torch.Tensor:
+        """Positions int64 [R] whose queries teach the indexer, drawn from where there is something to choose."""
         random = np.random.default_rng([self._options.seed, self.counters.step])
-        least = min(config.indexer_budget, phase.tokens // 2)
+        least = min(self.network.config.indexer_budget, phase.tokens // 2)
         places = random.integers(least, phase.tokens, min(TAUGHT_QUERIES, phase.tokens - least))
-        taught = torch.from_numpy(np.sort(places)).to(self._options.device)
-        return How(Reading(config.indexer_budget if phase.sparse else None, taught))
+        return torch.from_numpy(np.sort(places)).to(self._options.device)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(torch.device(self._options.device).type, torch.bfloat16, enabled=self._options.bf16)
@@ -151,26 +193,29 @@ class Trainer:
             {
                 "step": self.counters.step, "tokens": self.counters.tokens, "progress": round(progress, 4),
                 "sequence": phase.tokens, "rate": self._plan.rate_at(progress, self.counters.step), **values,
-                "tokens_per_s": round(speed), "utilisation": round(speed * flops / PEAK_FLOPS, 4),
+                "tokens_per_s": round(speed), "utilisation": round(speed * flops / PEAK_FLOPS / self._group.size, 4),
                 "peak_memory_gb": round(memory / 1e9, 1),
             }
         )  # fmt: skip
 
     def _write(self, line: dict[str, object]) -> None:
+        if not self._group.leads:
+            return
         text = json.dumps(line)
         with (self._out / "log.jsonl").open("a") as file:
             file.write(text + "\n")
         print(text, flush=True)
 
 
-def train(data: Path, out: Path, network: Network, options: Options) -> bool:
+def train(data: Path, out: Path, network: Network, options: Options, group: Group = ALONE) -> bool:
     """Trains for one command and exports; returns whether the plan is done."""
     out.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(data, out, network, options)
+    trainer = Trainer(data, out, network, options, group)
     trainer.run()
-    checkpoint = out / "checkpoint"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    export.write_checkpoint(checkpoint, network.config, network.state_dict(), data)
+    if group.leads:
+        checkpoint = out / "checkpoint"
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        export.write_checkpoint(checkpoint, network.config, network.state_dict(), data)
     return trainer.finished()
 
 
@@ -194,6 +239,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--f32", action="store_true", help="no bf16")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--record", action="store_true", help="the step as a CUDA graph")
     o = parser.parse_args()
     if not (o.total_minutes or o.total_steps):
         parser.error("--total-minutes or --total-steps says when training is done")
@@ -204,11 +250,17 @@ def main() -> None:
         Phase(o.sequences, o.tokens, False, o.chained),
         Phase(o.finish_sequences, o.finish_tokens, True, 0),
     )
+    group, device = Group.joined(), o.device
+    if device == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        torch.cuda.set_device(device)
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest" if o.f32 else "high")
     network = Network(DEMO if o.sizes == "demo" else SMALL)
-    done = train(o.data, o.out, network, Options(plan, o.minutes, o.device, not o.f32, o.compile))
-    print("done" if done else "to be continued")
+    done = train(o.data, o.out, network, Options(plan, o.minutes, device, not o.f32, o.compile, o.record), group)
+    group.leave()
+    if group.leads:
+        print("done" if done else "to be continued")
 
 
 if __name__ == "__main__":

@@ -193,7 +193,7 @@ def test_training_stops_goes_on_and_what_it_leaves_is_served(data, tmp_path, mon
     result = evaluate.evaluate(export.read_network(out / "checkpoint").eval(), data, "cpu", 2, 1)
     for name in ("exact experts", "q8", "q4g64", "no n-gram table", "indexer budget 16", "indexer budget all"):
         assert 0 < result[name]["code"] < 20, name
-    assert result["q8"] != result["exact experts"] != result["no n-gram table"]
+    assert result["q4g64"] != result["exact experts"] != result["no n-gram table"]
     assert next(iter(result["by position"]["code"])).startswith("0-")
     for figures in result["drafts"].values():
         assert 1 <= figures["tokens_per_pass"][0] <= figures["tokens_per_pass"][2] <= 4

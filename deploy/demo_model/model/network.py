@@ -19,7 +19,7 @@ from deploy.demo_model.model.attention import Attention, Heads, Reading
 from deploy.demo_model.model.deltanet import DeltaNet
 from deploy.demo_model.model.moe import Moe
 from deploy.demo_model.model.ngram import NgramLayer
-from deploy.demo_model.model.parts import Mixer, Norm, Rotation, linear, rotation
+from deploy.demo_model.model.parts import Inject, Mixer, Norm, Rotation, linear, rotation
 
 EMBEDDING_STD = 0.05
 
@@ -56,6 +56,7 @@ class Layer(nn.Module):
         self.mlp = Moe(c, gain)
         self.attn_hyper_connection = Mixer(*sizes, injects=True)
         self.mlp_hyper_connection = Mixer(*sizes, injects=True)
+        self.inject = Inject()
         self.linear = kind == "linear_attention"
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, at: Rotation, how: How) -> Passed:
@@ -74,10 +75,10 @@ class Layer(nn.Module):
         self, x: torch.Tensor, injection: torch.Tensor, y: torch.Tensor, selection: torch.Tensor
     ) -> Passed:
         """The rest of the layer, from what mixed the tokens."""
-        x = x + injection[..., None] * y[..., None, :]
+        x = self.inject(x, injection, y)
         u, injection = self.mlp_hyper_connection(x)
         y, balance = self.mlp(u)
-        return Passed(x + injection[..., None] * y[..., None, :], balance, selection)
+        return Passed(self.inject(x, injection, y), balance, selection)
 
 
 class Body(nn.Module):

@@ -77,6 +77,14 @@ def rotate(x: torch.Tensor, at: Rotation) -> torch.Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin, x[..., 2 * pairs :]), dim=-1).to(x.dtype)
 
 
+class Inject(nn.Module):
+    """Adds a block's answer to the streams; a module, so that it can be compiled."""
+
+    def forward(self, x: torch.Tensor, injection: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """[B, T, S, H] of x [B, T, S, H], injection [B, T, S], y [B, T, H]."""
+        return x + injection[..., None] * y[..., None, :]
+
+
 class Mixer(nn.Module):
     """Reads one vector out of the streams, and says how much of a block's answer each stream gets."""
 
