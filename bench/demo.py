@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,9 +26,7 @@ from bench.demo_view import SideBySide, summary
 from bench.memory import RegionMemory, region_memory
 
 ROOT = Path(__file__).parents[1]
-WORK = ROOT / ".demo"
-SHIPPED_PACK = ROOT / "deploy" / "demo_model" / "pack"
-CLI = (sys.executable, "-m", "coordinator.cli")
+PACK = ROOT / "deploy" / "demo_model" / "pack"
 LANES = 2
 # CONTRACTS: a window counts from 10 s where a minute is too long; the lanes are asked for a little more
 RULES = Rules(warm_up_s=0.5, min_window_s=10.0)
@@ -44,37 +41,22 @@ HINTS = """
 Stays up until Ctrl-C. In another terminal:
 
   curl -s http://{http}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32, "stream": true}}' -N
-  .venv/bin/expressway generate --address {grpc} --prompt Hello --max-tokens 32
+    -d '{{"messages": [{{"role": "user", "content": "Write a function that adds."}}], "max_tokens": 99, "stream": true}}' -N
+  .venv/bin/expressway generate --address {grpc} --prompt 'def fibonacci(n):' --max-tokens 64
   .venv/bin/expressway status --cluster demo
 """
 QUESTIONS = {
-    "agent-1": ("Why does one region serve two lanes?", "What happens when a lane dies?", "Name three colours."),
-    "agent-2": ("Write a short story about a road.", "And what did the driver say?", "How does it end?"),
+    "agent-1": (
+        "Write a function that returns the sum of a list.",
+        "Write a function that reads a file and returns its lines.",
+        "Write a function that checks whether a number is even.",
+    ),
+    "agent-2": (
+        "Write a function that joins two paths.",
+        "Write a function that counts the words of a text.",
+        "Write a class for a stack of values.",
+    ),
 }
-
-
-def ensure_pack(console: Console) -> Path:
-    """The shipped demo pack, or a small one written and packed here once (random weights, real path)."""
-    if SHIPPED_PACK.is_dir():
-        return SHIPPED_PACK
-    pack, checkpoint = WORK / "pack", WORK / "checkpoint"
-    if _run([*CLI, "inspect", str(pack)]):  # none yet, or one of another version
-        shutil.rmtree(WORK, ignore_errors=True)
-        WORK.mkdir(mode=0o700)
-        console.print("writing a small checkpoint and packing it")
-        steps = (
-            [sys.executable, "-m", "bench.checkpoint", str(checkpoint), "--preset", "demo"],
-            [*CLI, "pack", str(checkpoint), str(pack)],
-        )
-        for argv in steps:
-            if code := _run(argv, stderr=None):
-                raise ClusterFailed(f"{' '.join(argv[2:4])} ended with code {code}")
-    return pack
-
-
-def _run(argv: Sequence[str], stderr: int | None = subprocess.DEVNULL) -> int:
-    return subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=stderr, check=False).returncode
 
 
 async def talk(address: str, view: SideBySide) -> list[Answer]:
@@ -172,10 +154,9 @@ def main(once: bool, as_json: bool, report_dir: Path | None, launcher: str) -> N
     console = Console(stderr=as_json, highlight=False)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        pack = ensure_pack(console)
         options = ["--lanes", str(LANES), "--launcher", launcher, "--cluster", "demo"]
         options += ["--http", free_address(8000), "--grpc", free_address(8001), "--page", free_address(8002)]
-        with Cluster(pack, options, quiet=as_json) as cluster:
+        with Cluster(PACK, options, quiet=as_json) as cluster:
             console.print(f"[bold]{LANES} lanes ready[/] in {cluster.ready_s:.1f} s")
             with SideBySide(console, list(QUESTIONS)) as view:
                 answers = asyncio.run(talk(cluster.grpc, view))
