@@ -51,15 +51,21 @@ async def ask(
     max_tokens: int,
     temperature: float = 0.0,
     seed: int = 0,
+    chat: bool = False,
     on_text: Callable[[str], None] = lambda text: None,
 ) -> Answer:
-    """Sends `prompt` and returns the whole answer; `on_text` sees each piece as it comes.
+    """Sends `prompt`, as text or as a turn answered without thinking, and returns the whole answer.
+
+    `on_text` sees each piece as it comes.
 
     Raises grpc.aio.AioRpcError when the server refuses.
     """
-    request = serve_pb2.GenerateRequest(
-        text=prompt, max_tokens=max_tokens, temperature=temperature, seed=seed, session=session
-    )
+    request = serve_pb2.GenerateRequest(max_tokens=max_tokens, temperature=temperature, seed=seed, session=session)
+    if chat:
+        request.chat.messages.add(role="user", content=prompt)
+        request.chat.reasoning_effort = "none"
+    else:
+        request.text = prompt
     lane, reason, pieces, stamps = "", "error", [], []
     begin = time.monotonic()
     first: float | None = None

@@ -41,20 +41,20 @@ HINTS = """
 Stays up until Ctrl-C. In another terminal:
 
   curl -s http://{http}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"messages": [{{"role": "user", "content": "Write a function that adds."}}], "max_tokens": 99, "stream": true}}' -N
+    -d '{{"messages": [{{"role": "user", "content": "Write `add(a, b)`."}}], "max_tokens": 99, "stream": true}}' -N
   .venv/bin/expressway generate --address {grpc} --prompt 'def fibonacci(n):' --max-tokens 64
   .venv/bin/expressway status --cluster demo
 """
 QUESTIONS = {
     "agent-1": (
-        "Write a function that returns the sum of a list.",
-        "Write a function that reads a file and returns its lines.",
-        "Write a function that checks whether a number is even.",
+        "Can you write `read_lines(path)`? Return the lines of a file.",
+        "Write a Python function `sum_of(numbers)` that does this: Return the sum of a list of numbers.",
+        "Can you write `is_even(number)`? Check whether a number is even.",
     ),
     "agent-2": (
-        "Write a function that joins two paths.",
-        "Write a function that counts the words of a text.",
-        "Write a class for a stack of values.",
+        "Can you write `to_json(value)`? Serialise a value as JSON.",
+        "Can you write `count_words(text)`? Count the words of a text.",
+        "Write a Python function `join_paths(first, second)` that does this: Join two paths.",
     ),
 }
 
@@ -76,6 +76,7 @@ async def talk(address: str, view: SideBySide) -> list[Answer]:
                         max_tokens=TURN_TOKENS,
                         temperature=0.8,
                         seed=len(answers) + 1,
+                        chat=True,
                         on_text=lambda text: view.add(name, text),
                     )
                 )
