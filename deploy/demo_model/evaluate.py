@@ -14,6 +14,7 @@ import argparse
 import copy
 import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,6 +136,7 @@ def evaluate(network: Network, data: Path, device: str, windows: int, long_windo
     as_served = How(Reading(budget))
 
     def row(model: Network, how: How) -> dict[str, float]:
+        print(".", end="", file=sys.stderr, flush=True)  # minutes each, on a CPU
         return {kind: bits_per_byte(model, text, short[kind], how) for kind, text in texts.items()}
 
     result: dict[str, object] = {"windows": {kind: len(found) for kind, found in short.items()}, "tokens": SHORT_TOKENS}
