@@ -61,8 +61,8 @@ def test_hints_change_no_bit_and_no_hinted_row_is_waited_for(pack):
 def test_any_split_of_a_hint_names_the_rows_of_the_window(pack):
     model = load_model(pack, naive_experts(pack))
     asked: list[list[int]] = []
-    for layer in model._ngrams:
-        layer._table.prefetch = lambda ids: asked.append(ids.tolist())
+    for layer in model.ngrams:
+        layer.table.prefetch = lambda ids: asked.append(ids.tolist())
     for start, end in ((0, len(PROMPT)), (0, 1), (1, 2), (2, 9), (15, 16)):
         model.hint(PROMPT, start, end)
     whole = asked[0]

@@ -5,6 +5,7 @@ import errno
 import gc
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -145,7 +146,14 @@ def test_prefetch_never_waits_and_what_is_asked_overtakes_it(simple):
         ahead = np.arange(0, 960, 12)  # one per page
         reader.prefetch(ahead)
         assert reader.counters().in_flight == len(ahead)
-        threading.Timer(0.05, pages.open.set).start()
+
+        def open_once_asked() -> None:
+            until = time.monotonic() + 60
+            while reader.counters().in_flight < len(ahead) + 1 and time.monotonic() < until:
+                time.sleep(0.001)
+            pages.open.set()
+
+        threading.Thread(target=open_once_asked).start()
         reader.rows(ids_of(996, 948))
         first = pages.offsets[:3]
         assert set(first[1:]) == {BEFORE + page * 4096 for page in (996 // 12, 948 // 12)}, (
