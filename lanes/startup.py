@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import structlog
 import torch
 
 from lanes import limits, selftest
-from lanes.chunk import Chunk, of_host
+from lanes.chunk import of_host
 from lanes.config import LaneConfig
 from lanes.counters import Counters
 from lanes.drafts.drafter import Drafter
@@ -29,17 +28,15 @@ from lanes.errors import StartError
 from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import Cached, ExpertCache
 from lanes.experts.keeper import ProfileKeeper
-from lanes.experts.native import ExpertKernel
-from lanes.experts.pinned import with_pins
 from lanes.experts.policy import Policy
 from lanes.experts.profile import PackExperts
 from lanes.experts.store import ExpertStore
 from lanes.experts.trace import TraceHeader, TraceWriter, trace_path
 from lanes.grammar import Grammars
-from lanes.models import Model, load_model
+from lanes.models import load_model
 from lanes.models.near import Near
-from lanes.models.qwen4_exp.spec import Spec
-from lanes.runner import Experts, ModelRunner
+from lanes.parts import Opened, Parts
+from lanes.runner import ModelRunner
 from lanes.state.conversations import Conversations
 from lanes.state.parking import Parking
 from lanes.state.pool import StatePool
@@ -77,61 +74,6 @@ class _WaitLog:
         if now_s >= self._next_s:
             self._next_s = now_s + limits.REGION_WAIT_LOG_S
             _log.info("region_wait", reason=reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What computes, on whichever device."""
-
-    kernel: ExpertKernel
-    experts: Experts
-    model: Model
-    states: StatePool
-    context_tokens: int
-    cache: ExpertCache
-    chunk: Chunk
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """What parts are made of; whatever they open is closed by `stack`."""
-
-    config: LaneConfig
-    pack: Pack
-    region: AttachedRegion
-    policy: Policy
-    counters: Counters
-    stack: contextlib.ExitStack
-
-    @property
-    def draft_layer(self) -> bool:
-        """Whether the pack has a draft layer and may use it."""
-        return self.pack.manifest.experts.draft_layers > 0 and self.config.drafts != 0
-
-    @property
-    def cache_policy(self) -> Policy:
-        """The policy, with the draft layer's experts pinned where they fit."""
-        info = self.pack.manifest.experts
-        first = (info.layers - info.draft_layers) * info.experts  # the first draft layer is the one that is used
-        return with_pins(self.policy, np.arange(first, first + info.experts)) if self.draft_layer else self.policy
-
-    def kernel(self, cores: tuple[int, ...]) -> ExpertKernel:
-        """The native kernel on some of this lane's cores, the calling thread's first."""
-        kernel = ExpertKernel(
-            self.pack.manifest.experts.layout,
-            cores=cores if self.config.pinned else None,
-            threads=len(cores),
-            isa=self.config.expert_isa,
-        )
-        self.stack.callback(kernel.close)
-        return kernel
-
-    def context_tokens(self, spec: Spec) -> int:
-        """Of one sequence at most; StartError where more were asked for than the model has."""
-        asked = self.config.context_tokens
-        if asked is not None and asked > spec.max_tokens:
-            raise StartError(f"--context: {asked} tokens; the model holds at most {spec.max_tokens}")
-        return min(asked or limits.DEFAULT_CONTEXT_TOKENS, spec.max_tokens)
 
 
 def cpu_parts(opened: Opened) -> Parts:

@@ -29,7 +29,7 @@ from lanes.models.qwen4_exp.gpu.model import GpuQwen4Exp
 from lanes.models.qwen4_exp.gpu.served import check_served
 from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.spec import Spec
-from lanes.startup import Opened, Parts
+from lanes.parts import Opened, Parts
 from lanes.state.pool import StatePool
 from shared_experts.attach import AttachedRegion
 
