@@ -122,8 +122,7 @@ class Trainer:
         set_rate(self._optimisers, self._plan.rate_at(progress, counters.step))
         number = counters.windows.get(str(phase.tokens), 0)
         own = self._group.share(phase.sequences)
-        tokens_each = phase.tokens + 1 + (DRAFT_STEPS if phase.chained else 1)
-        batch = self._train.batch(number + self._group.rank * own, own, tokens_each)
+        batch = self._train.batch(number + self._group.rank * own, own, phase.tokens + 1 + _draft_steps(phase))
         parts = self._gradients(phase, batch, self._taught(phase))
         self._group.average(self._parameters)
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, CLIP_NORM)
@@ -144,7 +143,7 @@ class Trainer:
 
     def _compute(self, phase: Phase, batch: torch.Tensor, taught: torch.Tensor) -> dict[str, torch.Tensor]:
         budget = self.network.config.indexer_budget if phase.sparse else None
-        steps, chained = DRAFT_STEPS if phase.chained else 1, self._group.share(phase.chained)
+        steps, chained = _draft_steps(phase), self._group.share(phase.chained)
         with self._autocast(), nullcontext() if phase == self._plan.main else uncompiled(self.network):
             parts = losses(self.network, batch, How(Reading(budget, taught)), steps, chained)
         total(parts, Shares()).backward()
@@ -153,7 +152,7 @@ class Trainer:
     def _prepare(self) -> None:
         """Compiles and records the main phase's step, as far as asked and as far as it holds."""
         phase = self._plan.main
-        batch = self._train.batch(0, self._group.share(phase.sequences), phase.tokens + 1 + DRAFT_STEPS)
+        batch = self._train.batch(0, self._group.share(phase.sequences), phase.tokens + 1 + _draft_steps(phase))
         if self._options.compile:
             how = How(Reading(None, self._taught(phase)))
             with self._autocast():
@@ -205,6 +204,11 @@ class Trainer:
         with (self._out / "log.jsonl").open("a") as file:
             file.write(text + "\n")
         print(text, flush=True)
+
+
+def _draft_steps(phase: Phase) -> int:
+    """Of a step's sequences at most."""
+    return DRAFT_STEPS if phase.chained else 1
 
 
 def train(data: Path, out: Path, network: Network, options: Options, group: Group = ALONE) -> bool:
