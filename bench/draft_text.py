@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import lzma
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -22,12 +21,12 @@ import numpy as np
 from bench.own_lane import OwnLane, started
 from bench.result import frame, write
 from bench.second_lane import running
+from bench.token_file import read_token_file
 
 
 def prompts(path: Path, count: int, tokens: int) -> list[list[int]]:
     """`count` stretches of a stream of uint16 ids, .xz or plain, spread evenly."""
-    with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
-        stream = np.frombuffer(file.read(), "<u2")
+    stream = read_token_file(path)
     starts = np.linspace(0, len(stream) - tokens, count).astype(int)
     return [stream[start : start + tokens].tolist() for start in starts]
 

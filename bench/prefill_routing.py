@@ -15,7 +15,6 @@ Letters: T tokens that go on, V vocabulary.
 from __future__ import annotations
 
 import argparse
-import lzma
 import math
 import sys
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ import torch
 
 from bench.quality import FileRecords
 from bench.result import frame, write
+from bench.token_file import read_token_file
 from lanes.counters import Counters
 from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import ExpertCache
@@ -155,8 +155,7 @@ def read_tokens(path: Path | None, needed: int, vocab: int) -> np.ndarray:
     """uint16 ids of a file (`.xz` or plain), or random ones."""
     if path is None:
         return np.random.default_rng(5).integers(0, vocab, needed)
-    raw = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-    ids = np.frombuffer(raw, "<u2").astype(np.int64)
+    ids = read_token_file(path)
     if len(ids) < needed:
         raise SystemExit(f"{path}: {len(ids)} tokens, {needed} are needed")
     return ids[:needed]
