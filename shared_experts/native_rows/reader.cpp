@@ -50,7 +50,10 @@ class Reader {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     threads_.reserve(table.depth);
     try {
-      for (int32_t i = 0; i < table.depth; ++i) threads_.emplace_back([this] { work(); });
+      for (int32_t i = 0; i < table.depth; ++i) {
+        threads_.emplace_back([this] { work(); });
+        pthread_setname_np(threads_.back().native_handle(), "table-rows");
+      }
     } catch (const std::exception&) {
       // fewer reads in flight are slower, not wrong
     }

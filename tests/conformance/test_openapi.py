@@ -93,7 +93,7 @@ def test_no_server_error_and_no_other_shape(described: Any, method: str, path: s
     statuses: Counter[int] = Counter()
     session = requests.Session()
 
-    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck))
     @given(case=described[path][method].as_strategy(generation_mode=mode))
     def answered(case: Any) -> None:
         response = case.call(session=session, timeout=60)

@@ -24,6 +24,7 @@ from shared_experts.layout import F32, RecordLayout
 from shared_experts.manifest import ExpertsInfo, Manifest, Section
 from shared_experts.owner import Owner, OwnerConfig
 from shared_experts.region import RegionShape
+from tests.fakes.descriptors import hand_off_sockets, held
 
 ROOT = Path(__file__).parents[2]
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 4, 3, 32, 16
@@ -97,10 +98,11 @@ def wait_ready(socket: Path, limit_s: float = 30.0) -> RegionStatus:
 
 
 def open_descriptors() -> int:
-    """How many this process has, once a server thread in it has let go of finished connections."""
+    """Those of memory files, of tests' files and of hand-offs that this process has, once a server thread in it has
+    let go of finished connections."""
     counts = [-1]
     while len(counts) < 6 or len(set(counts[-5:])) > 1:
-        counts.append(len(os.listdir("/proc/self/fd")))
+        counts.append(len(held("/memfd:") + held("/pytest-") + hand_off_sockets()))
         time.sleep(0.01)
     return counts[-1]
 

@@ -24,7 +24,7 @@ SECONDS = float(os.environ.get("EXPRESSWAY_FUZZ_SECONDS", "3"))
 CPU_LIMIT_S = 1.0
 MEMORY_LIMIT_BYTES = 32 << 20
 _BATCH = settings(
-    max_examples=100, deadline=None, database=None, print_blob=True, suppress_health_check=list(HealthCheck)
+    max_examples=100, database=None, print_blob=True, suppress_health_check=list(HealthCheck)
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from lanes.models import load_model
 from lanes.state.pool import StatePool
 from lanes.window import Window
 from shared_experts.pack import Pack
+from tests.fakes.descriptors import held, threads
 from tests.fakes.processes import tiny_pack
 from tests.fakes.reference_model import naive_experts
 
@@ -70,11 +71,12 @@ def test_any_split_of_a_hint_names_the_rows_of_the_window(pack):
 
 
 def test_a_closed_pack_leaves_no_thread(tmp_path):
-    before = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+    before = threads("table-rows")
     with Pack.open(tiny_pack(tmp_path, "f32")) as pack:
         load_model(pack, naive_experts(pack))
-        assert len(os.listdir("/proc/self/task")) > before[0]
-    assert len(os.listdir("/proc/self/task")) == before[0]
+        assert threads("table-rows") > before
+    assert threads("table-rows", before) == before
+    assert not held(tmp_path)
 
 
 def test_a_table_that_shrinks_ends_the_window(tmp_path):

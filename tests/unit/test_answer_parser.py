@@ -133,7 +133,7 @@ BITS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=f>", "<
 COUNT = int(os.environ.get("EXPRESSWAY_PARSER_EXAMPLES", "300"))
 
 
-@settings(max_examples=COUNT, deadline=None)
+@settings(max_examples=COUNT)
 @given(
     st.lists(st.sampled_from(BITS), max_size=14).map("".join),
     st.lists(st.integers(0, 200), max_size=6),

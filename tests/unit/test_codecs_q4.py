@@ -74,7 +74,7 @@ def test_native_equals_truth_on_hard_cases(group, case):
     assert_equal(hard_cases(group)[case], group)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(GROUPS).flatmap(
         lambda g: st.tuples(

@@ -55,7 +55,7 @@ def test_native_equals_truth_and_no_value_is_more_than_half_a_step_off(case):
     assert ((scales == 0) == (np.abs(x).reshape(64, 8, GROUP).max(2) == 0)).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(hnp.arrays(np.float32, (3, GROUP), elements=st.floats(-65504, 65504, width=32, allow_nan=False)))
 def test_native_equals_truth_on_any_weights(x):
     assert_equal(x)

@@ -177,7 +177,7 @@ def really_taken(held):
 
 
 @pytest.mark.parametrize(("shape", "paged"), [(SHAPE, False), (WIDE, False), (WIDE, True)])
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32), st.integers(0, 300), st.integers(2, 8))
 def test_whatever_happens_no_prefix_is_wrong_and_memory_is_bounded(shape, paged, seed, kept_tokens, slots):
     rng, held = np.random.default_rng(seed), conversations(kept_tokens, slots, shape, paged=paged)
@@ -259,7 +259,7 @@ def test_the_same_state_is_the_same_to_the_test():
     assert torch.equal(fresh([1]).context_ids, torch.tensor([7, 1]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.booleans()), max_size=6),
     st.lists(st.integers(1, CONTEXT - 1), max_size=12),

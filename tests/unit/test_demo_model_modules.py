@@ -54,7 +54,7 @@ def test_the_inverse_holds_where_powers_would_overflow():
     torch.testing.assert_close(unit_inverse(lower), torch.linalg.inv(lower.double() + torch.eye(64)).float())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(maps=st.integers(1, 13))
 def test_the_scan_is_the_loop(maps):
     across, added = torch.randn(1, 2, maps, 3, 3) * 0.5, torch.randn(1, 2, maps, 3, 2)
@@ -65,7 +65,7 @@ def test_the_scan_is_the_loop(maps):
     torch.testing.assert_close(states_before(across, added), torch.stack(expected, 2))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 1000), rows=st.integers(1, 40), experts=st.integers(2, 9))
 def test_grouped_experts_are_looped_experts(seed, rows, experts):
     random = torch.Generator().manual_seed(seed)

@@ -188,7 +188,7 @@ def rounds(draw):
     return Round(proposal, draw(st.integers(0, 3)), draw(times), draw(times), right, checked)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(rounds(), min_size=1, max_size=40))
 @example([Round(NOTHING, 0, 0, 0, 0, 0)] * 40)  # a clock that stands still
 def test_any_rounds_leave_sound_beliefs(history):

@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.counters import Counters
@@ -248,7 +248,6 @@ async def test_sampling_is_what_it_would_be_alone(rig):
     assert together == alone
 
 
-@settings(deadline=None)
 @given(st.integers(0, 50), st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=60))
 def test_past_its_time_alone_a_visitor_is_never_ahead_by_more_than_a_step(alone, steps):
     turns, visitor_ns, host_ns = Turns(alone), 0, 0

@@ -160,7 +160,7 @@ def test_an_admitted_slot_is_read_and_not_the_region():
     assert torch.equal(rig.window(4, check=False), before)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(0, 12), st.integers(1, 9))
 def test_any_history_under_any_plan_keeps_table_and_bytes(seeds, slots, rows):
     rng = np.random.default_rng(sum(seeds))

@@ -16,7 +16,7 @@ def run(state, cost, windows, rows=lambda n: 1):
     return state, used
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(-3.5, 3.5), st.integers(0, 1 << 20))
 def test_it_comes_close_to_the_best_and_stays(best, seed):
     noise = np.random.default_rng(seed).normal(1, 0.03, 8192)

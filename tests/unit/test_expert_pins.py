@@ -17,7 +17,7 @@ def window(rng, rows=1):
     return Touched(keys, rng.integers(1, rows + 1, keys.shape[0]), rows)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(0, 2**32), st.integers(0, 60), st.integers(1, 9), st.booleans())
 def test_pins_stay_and_the_budget_holds(seed, slots, swaps, remembered):
     rng, policy, budget = np.random.default_rng(seed), with_pins(adaptive, PINS), Budget(slots, swaps)

@@ -130,7 +130,7 @@ def best_by_search(windows, slots):
     return max(reached.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sets(st.integers(0, 4), max_size=3), min_size=1, max_size=7), st.integers(0, 3))
 def test_the_bound_is_what_an_exhaustive_search_finds(history, slots):
     hits = clairvoyant_hits([touched(*keys) for keys in history], N, slots)

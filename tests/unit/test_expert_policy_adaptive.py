@@ -89,13 +89,13 @@ def history_of(drawn):
         yield touched(keys, [min(rows[key], size) for key in keys], size)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(WINDOWS, st.integers(0, N), st.integers(0, 6))
 def test_equal_to_the_twin(drawn, slots, swaps):
     same_plans(history_of(drawn), Budget(slots, swaps))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(WINDOWS, st.integers(1, 8))
 def test_equal_to_the_twin_where_the_unit_starts_again(drawn, slots):
     same_plans(history_of(drawn), Budget(slots, 4), windows=RESCALE * HALF_LIFE - 7)
@@ -111,7 +111,7 @@ def test_equal_to_the_twin_on_skewed_windows_with_many_swaps():
     assert len(same_plans(history, Budget(60, 8), keys=400)) > 100
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(WINDOWS, st.integers(0, N), st.integers(0, 6))
 def test_invariants_of_every_policy(drawn, slots, swaps):
     state = State.empty(N)

@@ -48,7 +48,7 @@ def test_a_folder_that_cannot_be_written_fails_nobody(tmp_path):
     assert profile.read(tmp_path / "file", OF) is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 80 + 4 * 24 - 1), st.integers(1, 255))
 def test_no_flipped_byte_is_believed(tmp_path_factory, at, by):
     folder = tmp_path_factory.mktemp("flips")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.counters import Counters
@@ -16,7 +16,6 @@ EXPERTS = 20
 ids = st.sets(st.integers(0, EXPERTS - 1))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(ids, ids), min_size=1, max_size=6), st.integers(1, 7))
 def test_every_expert_is_there_when_its_step_computes(layers, slots):
     ring, plan = Ring(slots), []

@@ -223,7 +223,7 @@ REQUESTS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(REQUESTS, st.floats(0, 25))  # nobody ages: being served makes a class young again
 def test_the_order_foretold_is_the_order_taken_and_holds_everybody_once(requests, now) -> None:
     desk = Desk()
@@ -236,7 +236,7 @@ def test_the_order_foretold_is_the_order_taken_and_holds_everybody_once(requests
     assert len(desk.queue) == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 400), st.integers(1, 400))
 def test_while_two_tenants_wait_neither_is_ahead_by_more_than_one_request_each(a_tokens, b_tokens) -> None:
     desk = Desk()

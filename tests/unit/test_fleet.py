@@ -366,7 +366,7 @@ def test_backoff_doubles_to_its_limit_and_begins_again_after_a_stable_life():
 EVENTS = st.sampled_from(["crash", "answer", "suspect", "pass", "pass", "pass", "fail", "stop"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(EVENTS, st.sampled_from(["owner", "lane-0", "lane-1"]), st.floats(0.05, 12.0)), max_size=60))
 def test_whatever_happens_at_most_one_action_is_outstanding_and_the_dead_stay_dead(events):
     """Drives a model of the supervisor by the fleet's own actions."""

@@ -86,7 +86,7 @@ def test_no_number_may_be_infinite():
         decode(data, refuse)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, len(encode(RECORD)) - 1), st.integers(1, 255))
 def test_no_changed_byte_passes_as_another_record(place, mask):
     data = bytearray(encode(RECORD))
@@ -95,7 +95,7 @@ def test_no_changed_byte_passes_as_another_record(place, mask):
         assert decode(bytes(data), refuse) == RECORD  # white space
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_noise_is_refused(data):
     with pytest.raises(PackError):

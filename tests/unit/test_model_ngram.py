@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.tiny_model import TinyConfig, hash_constants
@@ -34,7 +34,6 @@ def naive(ids: list[int], t: int, hashes: SimpleNamespace, order: int, heads: in
     return rows
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=20), st.integers(2, 5), st.integers(1, 3))
 def test_row_ids(ids, order, heads):
     hashes = table(order, heads)

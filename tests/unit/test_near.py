@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.answer import Final
@@ -35,7 +35,6 @@ def spelt_out(logits, resident, k, normalise):
     return chosen, weighed, replaced
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 4), st.floats(0, 1), st.booleans())
 def test_equals_the_plain_spelling(seed, k, share, normalise):
     generator = np.random.default_rng(seed)

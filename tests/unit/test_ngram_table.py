@@ -37,7 +37,7 @@ def table(pack):
     return np.frombuffer(b"".join(rows), np.float32).reshape(info.rows, info.columns)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_any_ids_in_any_order(pack, table, data):
     ids = data.draw(st.lists(st.integers(0, len(table) - 1), max_size=40))

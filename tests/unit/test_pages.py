@@ -100,7 +100,7 @@ class Buffers(RuleBasedStateMachine):
         assert self.memory.taken_bytes <= distinct * self.memory.page_bytes
 
 
-Buffers.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Buffers.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestBuffers = Buffers.TestCase
 
 

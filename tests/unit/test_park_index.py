@@ -171,7 +171,7 @@ class Mirror:
                 return
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=5), st.integers(0, 6)), max_size=60), st.integers(8, 40))
 def test_whatever_happens_a_mirror_follows_and_segments_are_whole(turns, segments):
     was = limits.PARK_REMOVALS, limits.PARK_MARKS_PER_REPLY

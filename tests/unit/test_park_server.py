@@ -103,7 +103,7 @@ def test_nonsense_is_refused_and_harms_nobody(pool, client, message):
     client.abandon()
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.dictionaries(
         st.sampled_from(["op", "tenant", "blobs", "pages", "marks", "after", "number", "digests", "v"]),

@@ -42,7 +42,7 @@ def requests(draw):
     return Request("r", tuple(draw(st.lists(tokens, min_size=1, max_size=8))), 50, sampling, stop_ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(requests(), logits, st.lists(tokens, max_size=20))
 def test_the_row_is_the_naive_one_bit_for_bit(request, values, output):
     raw = np.array(values, np.float32)
@@ -71,7 +71,7 @@ def answer(request, rows, count):
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(requests(), st.lists(logits, min_size=3, max_size=3), st.data())
 def test_a_replay_goes_on_as_the_lost_answer_would_have(request, values, data):
     rows = np.array(values, np.float32)
@@ -141,7 +141,6 @@ def test_without_any_the_row_itself_is_drawn_from():
     assert Penalties(a_request(stop_ids=(1,)), VOCAB).row(row) is row
 
 
-@settings(deadline=None)
 @given(st.permutations([(token, bias) for token, bias in enumerate((-3.0, 0.5, 7.0, 100.0, -100.0))]), logits)
 def test_the_order_of_biases_changes_nothing(order, values):
     row = np.array(values, np.float32)
@@ -149,7 +148,6 @@ def test_the_order_of_biases_changes_nothing(order, values):
     assert Penalties(a_request(logit_bias=tuple(order)), VOCAB).row(row).tolist() == plain.tolist()
 
 
-@settings(deadline=None)
 @given(st.lists(tokens, max_size=30), st.lists(tokens, max_size=30))
 def test_counts_are_the_same_whenever_the_tokens_came(first, later):
     counts = TokenCounts(VOCAB, first)

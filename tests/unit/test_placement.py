@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import limits
@@ -88,7 +88,6 @@ PLACED = Placed(Seat("a", b"1"), 1.0, 100.0, 0.5)
 LANES = st.lists(SIGHTS, max_size=8, unique_by=lambda s: s.name)
 
 
-@settings(deadline=None)
 @given(LANES, st.integers(1, 5000), st.floats(0, 500), st.data(), st.randoms())
 def test_order_changes_nothing_and_a_free_lane_is_taken_in_the_end(
     sights: list[LaneSight], prompt: int, output: float, data: st.DataObject, rng: random.Random
@@ -109,7 +108,6 @@ def test_order_changes_nothing_and_a_free_lane_is_taken_in_the_end(
         assert chosen == float("inf")
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.floats(-5, 5), st.floats(-5, 5), st.floats(0, 5)), max_size=6))
 def test_who_begins_is_the_first_that_a_free_lane_suits_then_the_first_that_need_not_wait(
     waiting: list[tuple[bool, float, float, float]],

@@ -17,6 +17,7 @@ from shared_experts.errors import NgramReadError
 from shared_experts.manifest import NgramInfo, ngram_pages
 from shared_experts.ngram import NgramTable
 from shared_experts.row_reader import RowReader
+from tests.fakes.descriptors import held, threads
 
 SHAPES = [
     (160, "bf16", 1000),
@@ -83,7 +84,7 @@ def ids_of(*ids: int) -> np.ndarray:
     return np.array(ids, np.int64)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_equal_to_the_truth_in_any_order_of_calls(table, data):
     descriptor, info, path = table
@@ -357,19 +358,19 @@ def test_strided_ids(simple):
 
 def test_no_thread_and_no_descriptor_is_left(simple):
     gc.collect()
-    before = threads(), len(os.listdir("/proc/self/fd"))
+    before = threads("table-rows"), held(simple[2])
     for _ in range(20):
         with RowReader(*simple, depth=8) as reader:
             reader.prefetch(np.arange(1000))
-            assert threads() == before[0] + 8
+            assert threads("table-rows") == before[0] + 8
         reader.close()
         with pytest.raises(ValueError, match="closed"):
             reader.rows(ids_of(1))
-    assert (threads(), len(os.listdir("/proc/self/fd"))) == before
+    assert (threads("table-rows", before[0]), held(simple[2])) == before
     for depth in (0, 257):
         with pytest.raises(ValueError, match="depth"):
             RowReader(*simple, depth=depth)
-    assert (threads(), len(os.listdir("/proc/self/fd"))) == before
+    assert (threads("table-rows", before[0]), held(simple[2])) == before
 
 
 def test_a_child_process_is_refused_and_harms_nothing(simple):
@@ -423,10 +424,6 @@ def link(fd: str) -> str:
 def flags(fd: str) -> int:
     lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
     return next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
-
-
-def threads() -> int:
-    return len(os.listdir("/proc/self/task"))
 
 
 def wait_until_idle(reader: RowReader) -> None:

@@ -83,7 +83,6 @@ def test_the_statistic_notices_wrong_samplers(drawn, claimed):
     assert found > 3 * bound
 
 
-@settings(deadline=None)
 @given(st.lists(floats, min_size=1, max_size=40), st.integers(0, 2**64 - 1), st.integers(0, 2**20))
 def test_same_seed_and_position_same_token(logits, seed, position):
     row = np.array(logits, np.float32)
@@ -101,7 +100,7 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.sampled_from([-math.inf, -8.0, -1.0, 0.0, 0.5, 2.0, 2.5]), min_size=1, max_size=60),
     st.integers(1, 40),
@@ -124,7 +123,7 @@ def near(sampling, by):
     return replace(sampling, top_p=min(1.0, sampling.top_p * (1 + by)), min_p=min(1.0, sampling.min_p * (1 - by)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 3000), st.integers(1, 200), st.integers(0, 2**32))
 def test_what_is_kept_of_equal_logits_are_the_lowest_ids(size, kept, seed):
     row = np.zeros(size, np.float32)
@@ -152,7 +151,7 @@ def test_top_p_at_a_true_vocabulary(top_p):
         assert seen <= set(naive_distribution(row, near(sampling, 1e-6)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(4_097, 9_000), st.sampled_from([0.0, 1e-6, 0.3, 2.0]), st.floats(0.05, 0.999), st.integers(0, 2**32))
 def test_the_nucleus_of_many_candidates_is_that_of_a_sort(size, spread, top_p, seed):
     logits = (spread * np.random.default_rng(seed).standard_normal(size)).round(3).astype(np.float32)  # with ties
@@ -222,7 +221,6 @@ def test_largest_prefers_low_ids_among_equals():
     assert largest(row, 9).tolist() == [0, 1, 2, 3, 4]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 20_000), st.integers(1, 40), st.integers(1, 60), st.integers(0, 2**32))
 def test_largest_is_the_head_of_a_stable_sort(size, kinds, count, seed):
     row = np.random.default_rng(seed).integers(0, kinds, size).astype(np.float32)

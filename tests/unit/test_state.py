@@ -46,7 +46,7 @@ def test_a_draft_layer_is_one_more_attention_layer_and_what_waits_for_it():
     assert SequenceState(SHAPE, 10).draft is None
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(1, 1000), st.lists(st.integers(1, 1000), max_size=8))
 def test_growth_is_bounded_and_exact(capacity, wishes):
     state = SequenceState(SHAPE, capacity, allocate=poisoned)
@@ -136,7 +136,7 @@ def test_slots_and_their_errors():
     assert (pool.open(4), len({e.code for e in StateError.__subclasses__()})) == (0, 6)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from(["open", "close", "reset"]), st.integers(0, 40)), max_size=30))
 def test_reserved_bytes_never_pass_the_budget(steps):
     pool = StatePool(SHAPE, SHAPE.bytes(20) * 3, slots=3)
@@ -152,7 +152,6 @@ def test_reserved_bytes_never_pass_the_budget(steps):
         assert pool.reserved_bytes == sum(SHAPE.bytes(s.capacity_tokens) for s in pool.values())
 
 
-@settings(deadline=None)
 @given(st.integers(0, SHAPE.bytes(SHAPE.max_tokens) + 100))
 def test_the_most_tokens_that_fit(size_bytes):
     tokens = SHAPE.tokens_in(size_bytes)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import structlog
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import limits
@@ -60,7 +60,6 @@ readings = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(readings, st.floats(1e-3, 1e3))), st.sampled_from(Priority))
 def test_the_choice_is_allowed_is_the_quickest_and_does_not_depend_on_order(
     seen: dict[str, tuple[Reading, float]], priority: Priority

@@ -15,7 +15,7 @@ from lanes.watchdog import BUCKETS, Durations, StepWatch, bucket, upper_ns
 from tests.fakes.runner import FakeRunner
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 1 << 50))
 def test_a_duration_lies_below_the_upper_end_of_its_bucket_and_not_far(duration):
     number = bucket(duration)
