@@ -28,7 +28,8 @@ import numpy as np
 import torch
 
 from bench import result
-from lanes.experts.ring import Ring
+from lanes.experts.feed import Feed
+from lanes.experts.gpu.slots import DeviceArrival
 from lanes.kernels import combine, experts, grouped, jobs
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
@@ -118,41 +119,46 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
     return statistics.median(times)
 
 
+class Streams:
+    """Implements `lanes.experts.feed.Link` over one layer's records, which are every layer's."""
+
+    def __init__(self, home: torch.Tensor, slots: torch.Tensor) -> None:
+        self._home, self._slots, self._side = home, slots, torch.cuda.Stream()
+
+    def mark(self) -> torch.cuda.Event:
+        """Of the current stream."""
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    def copy(self, layer: int, copies: Sequence[tuple[int, int]], after: object) -> DeviceArrival:
+        """On a side stream."""
+        assert isinstance(after, torch.cuda.Event)
+        self._side.wait_event(after)
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(self._side):
+            began.record()
+            for expert, slot in copies:
+                self._slots[slot].copy_(self._home[expert], non_blocking=True)
+            ended.record()
+        return DeviceArrival(self._slots.device, began, ended)
+
+
 def streamed(layer: Layer, home: torch.Tensor, slots: torch.Tensor, layers: int) -> None:
     """`layers` times the same layer, every record through the ring, in fixed order and before routing is known."""
-    ring = Ring(len(slots))
-    side, here = torch.cuda.Stream(), torch.cuda.current_stream()
-    size = layer.layout.record_bytes
-    plan = [(number, step) for number in range(layers) for step in ring.layer(range(EXPERTS), (), EXPERTS)]
-    tables = np.zeros((layers, EXPERTS), np.int64)
-    for number, step in plan:
-        for expert, slot in step.copies:
-            tables[number, expert] = slots.data_ptr() + slot * size
-    addresses = torch.from_numpy(tables).cuda()
-    arrived: list[torch.cuda.Event] = []
-    over: list[torch.cuda.Event] = []
-
-    def ahead() -> None:
-        """Enqueues every copy that may begin once what is enqueued is over."""
-        while len(arrived) < len(plan) and plan[len(arrived)][1].after <= len(over):
-            step = plan[len(arrived)][1]
-            if step.after:
-                side.wait_event(over[step.after - 1])
-            with torch.cuda.stream(side):
-                for expert, slot in step.copies:
-                    slots[slot].copy_(home[expert], non_blocking=True)
-            arrived.append(side.record_event())
-
-    side.wait_stream(here)
-    groups, began = None, -1
-    for number, step in plan:
-        ahead()
-        if number != began:  # waits for the rows' routing, as a layer does
-            groups, began = layer.begin(), number
-        assert groups is not None
-        here.wait_event(arrived[step.number])
-        layer.run(groups, addresses[number], step.first, step.end)
-        over.append(here.record_event())
+    feed = Feed(len(slots), np.zeros((layers, EXPERTS), np.bool_), Streams(home, slots), layers)
+    for number in range(layers):
+        groups = layer.begin()  # waits for the rows' routing, as a layer does
+        steps = feed.steps(number, range(EXPERTS))
+        table = np.zeros(EXPERTS, np.int64)
+        for step in steps:
+            for expert, slot in step.copies:
+                table[expert] = slots.data_ptr() + slot * layer.layout.record_bytes
+        addresses = torch.from_numpy(table).cuda()
+        for step in steps:
+            feed.arrive(step)
+            layer.run(groups, addresses, step.first, step.end)
+            feed.over(step)
 
 
 def copied(home: torch.Tensor, slots: torch.Tensor) -> None:

@@ -50,6 +50,9 @@ class Counters:
     prompt_choices: int = 0
     replaced_choices: int = 0
     expert_cpu_bytes: int = 0
+    streamed_bytes: int = 0
+    streaming_ns: int = 0
+    stream_wait_ns: int = 0
     decode_windows: int = 0
     drafts_at_1: int = 0
     drafts_at_2: int = 0

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from lanes.counters import Counters
 from lanes.experts.policy import Budget, Ints, Policy, State, Touched
-from lanes.experts.slots import Done, HostSlots, Slots
+from lanes.experts.slots import Arrival, HostSlots, Mark, Slots
 from shared_experts.manifest import ExpertsInfo
 
 
@@ -65,7 +65,7 @@ class ExpertCache:
         self._budget = Budget(room, max(1, (swap_bytes or self._slots.swap_bytes) // record_bytes))
         self._free = list(range(room - 1, -1, -1))  # the lowest slot is taken first
         self._slot = np.full(layers * experts, -1, np.int64)
-        self._coming: list[tuple[Done, Ints]] = []  # copies under way, the oldest first
+        self._coming: list[tuple[Arrival, Ints]] = []  # copies under way, the oldest first
         self._unused = np.zeros(layers * experts, np.bool_)  # made resident, and used by no window since
         # Of every key, in the region. Records stand at equal distances: one look-up and a multiplication instead of
         # 24,576 calls.
@@ -147,14 +147,13 @@ class ExpertCache:
         """Where a slot lies, for whoever reads it."""
         return self._slots.address(slot)
 
-    def fetch(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Begins to copy records into lent slots: (key, slot) each, after what the device has been given so far."""
-        if copies:
-            self._slots.copy([(slot, int(self.home[key])) for key, slot in copies])
+    def mark(self) -> Mark:
+        """All that the device has been given so far."""
+        return self._slots.mark()
 
-    def join(self) -> None:
-        """What the device is given from here on runs after the copies that have begun."""
-        self._slots.join()
+    def fetch(self, copies: Sequence[tuple[int, int]], after: Mark) -> Arrival:
+        """Begins to copy records into lent slots: (key, slot) each, once the device is past the mark."""
+        return self._slots.copy([(slot, int(self.home[key])) for key, slot in copies], after)
 
     def slots(self) -> npt.NDArray[np.int64]:
         """The slot of every key, -1 where it has none."""
@@ -166,13 +165,13 @@ class ExpertCache:
             return
         slots = [self._free.pop() for _ in range(keys.shape[0])]
         self._slot[keys] = slots
-        done = self._slots.copy(list(zip(slots, self.home[keys].tolist(), strict=True)))
-        self._coming.append((done, keys))
+        arrival = self._slots.copy(list(zip(slots, self.home[keys].tolist(), strict=True)))
+        self._coming.append((arrival, keys))
         self._arrive()
 
     def _arrive(self) -> None:
         """Makes resident what has been copied, unless it was dropped on the way."""
-        while self._coming and self._coming[0][0]():
+        while self._coming and self._coming[0][0].here():
             _, keys = self._coming.pop(0)
             keys = keys[self._slot[keys] >= 0]
             if keys.shape[0]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +18,28 @@ import numpy.typing as npt
 
 from lanes import limits
 
-Done = Callable[[], bool]  # whether a copy has arrived; never waits
+Mark = object  # a point in what the device has been given; what it is, is the slots' affair
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """Nanoseconds of copies, and how long the device waited for them with nothing else to do."""
+
+    copying_ns: int = 0
+    waiting_ns: int = 0
+
+
+class Arrival(Protocol):
+    """Of copies that were begun together."""
+
+    def here(self) -> bool:
+        """Whether they are done; never waits."""
+
+    def join(self) -> None:
+        """What the device is given from here on runs after them."""
+
+    def took(self) -> Took:
+        """Once the device has finished what it was given."""
 
 
 class Slots(Protocol):
@@ -27,14 +50,35 @@ class Slots(Protocol):
     def address(self, slot: int) -> int:
         """Where a slot begins, for whoever reads it."""
 
-    def copy(self, copies: Sequence[tuple[int, int]]) -> Done:
-        """Begins to copy records: (slot, address of the record in the region) each."""
+    def mark(self) -> Mark:
+        """All that the device has been given so far."""
 
-    def join(self) -> None:
-        """What the device is given from here on runs after all copies that have begun."""
+    def copy(self, copies: Sequence[tuple[int, int]], after: Mark | None = None) -> Arrival:
+        """Begins to copy records: (slot, address of the record in the region) each.
+
+        They run in the order of their calls, and after the mark, or after all that the device was given before.
+        """
 
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Zeroed host memory for a table that readers of the slots copy from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Copies that were done when they were begun."""
+
+    copying_ns: int
+
+    def here(self) -> bool:
+        """They are."""
+        return True
+
+    def join(self) -> None:
+        """Nothing to wait for."""
+
+    def took(self) -> Took:
+        """Whoever computes has made them."""
+        return Took(self.copying_ns, self.copying_ns)
 
 
 class HostSlots:
@@ -50,14 +94,16 @@ class HostSlots:
         """In this process."""
         return self._buffer.ctypes.data + slot * self._record_bytes
 
-    def copy(self, copies: Sequence[tuple[int, int]]) -> Done:
+    def mark(self) -> Mark:
+        """All is done at once."""
+        return None
+
+    def copy(self, copies: Sequence[tuple[int, int]], after: Mark | None = None) -> Arrival:
         """Copies."""
+        began_ns = time.perf_counter_ns()
         for slot, home in copies:
             ctypes.memmove(self.address(slot), home, self._record_bytes)
-        return lambda: True
-
-    def join(self) -> None:
-        """They are done."""
+        return Copied(time.perf_counter_ns() - began_ns)
 
     def array(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Plain memory."""

@@ -93,9 +93,11 @@ class Rig:
         assert torch.equal(got, torch.stack(wanted)), f"{(got != torch.stack(wanted)).sum()} differ"
         self.store.end_window()
 
-    def window(self, seed: int, rows: int, layers: int | None = None) -> None:
+    def window(self, seed: int, rows: int, layers: int | None = None, *, prompt: bool = False) -> None:
         """One window through both; every bit of every layer's sum is compared."""
         rng = np.random.default_rng(seed)
+        if prompt:
+            self.experts.begin_prompt(rows)
         found, wanted = [], []
         for layer in range(layers or self.region.info.layers):
             x, ids, weights = self.choices(rng, rows)

@@ -27,6 +27,22 @@ def test_prompts_and_formats():
         rig = Rig("cuda", 20, format=format, hidden=256, inner=192, layers=3, experts=12, chosen=4)
         for seed, rows in enumerate((1, 2, 3, 4, 9, 33)):
             rig.window(seed, rows)
+            rig.window(seed, rows, prompt=True)
+
+
+def test_a_prompts_records_come_ahead_and_their_times_are_told():
+    rig = Rig("cuda", 32, **SIZES)
+    for seed in range(6):
+        rig.window(seed, 200, prompt=True)
+    counters = rig.counters
+    assert counters.streamed_bytes >= counters.expert_miss_bytes > 0
+    assert counters.stream_wait_ns >= 0
+    assert counters.streamed_bytes / (counters.streaming_ns / 1e9) < 1e12, "no link is that fast"
+    x, ids, weights = (t.to("cuda") for t in rig.choices(np.random.default_rng(3), 200))
+    rig.experts.begin_prompt(200)
+    rig.experts.forward(0, x, ids, weights)
+    rig.experts.end_window()  # left with copies under way
+    rig.window(9, 200, prompt=True)
 
 
 def test_everything_moves_between_every_two_windows():

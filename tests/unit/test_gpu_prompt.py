@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 import triton
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lanes.counters import Counters
+from lanes.experts.gpu.slots import runs
 from lanes.experts.policy import Touched
 from lanes.experts.store import Interrupted
 from lanes.kernels import grouped
@@ -26,18 +29,40 @@ def small(slots):
     return Rig(slots=slots, hidden=32, inner=32, layers=2, experts=4, chosen=1)
 
 
+def whole(cache, slots):
+    """No slot is lost or owned twice."""
+    assert cache.room == slots
+    assert sorted([*cache._free, *(s for s in cache.slots().tolist() if s >= 0)]) == list(range(slots))
+
+
+@pytest.mark.parametrize("prompt", [False, True])
 @pytest.mark.parametrize(("slots", "ring"), [(0, 0), (8, 1), (24, 4)])
-def test_every_bit_whatever_the_ring(slots, ring, monkeypatch):
+def test_every_bit_whatever_the_ring(slots, ring, prompt, monkeypatch):
     monkeypatch.setattr("lanes.experts.gpu.prompt.RING_SHARE", 8 if slots < 24 else 2)
     rig = small(slots)
-    fetched, whole = [], rig.cache.fetch
-    monkeypatch.setattr(rig.cache, "fetch", lambda copies: (fetched.extend(copies), whole(copies)))
-    rig.window(1, 5)
+    fetched, fetch = [], rig.cache.fetch
+    monkeypatch.setattr(rig.cache, "fetch", lambda copies, after: (fetched.extend(copies), fetch(copies, after))[1])
+    rig.window(1, 5, prompt=prompt)
     assert bool(fetched) == bool(ring)
     assert len({slot for _, slot in fetched}) <= ring
-    assert rig.cache.room == min(slots, 8)
-    assert sorted([*rig.cache._free, *(s for s in rig.cache.slots().tolist() if s >= 0)]) == list(range(min(slots, 8)))
-    rig.window(2, 5, layers=1)  # after the cache has turned over
+    whole(rig.cache, min(slots, 8))
+    counters = rig.counters
+    assert counters.streamed_bytes == len(fetched) * rig.region.info.record_bytes
+    assert counters.stream_wait_ns == counters.streaming_ns, "a processor that copies does nothing else"
+    assert (counters.streaming_ns > 0) == bool(ring)
+    if not prompt and ring:
+        assert counters.streamed_bytes == counters.expert_miss_bytes, "what was chosen and no more"
+    rig.window(2, 5, layers=1, prompt=prompt)  # after the cache has turned over, and left before the last layer
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+def test_a_long_window_begins_to_copy_before_its_first_layer(rows):
+    rig = small(8)
+    rig.experts.begin_prompt(rows)
+    assert (rig.cache.room < 8) == (rows > 4)
+    rig.experts.end_window()
+    whole(rig.cache, 8)
+    assert (rig.counters.streamed_bytes > 0) == (rows > 4)
 
 
 def test_what_routing_is_told_is_what_the_device_reads():
@@ -50,16 +75,41 @@ def test_what_routing_is_told_is_what_the_device_reads():
     assert counters.prompt_choices == 9
 
 
-def test_a_cancelled_window_gives_its_slots_back():
+@pytest.mark.parametrize("layers", [0, 1, 2])
+def test_a_cancelled_window_gives_its_slots_back(layers):
     rig = small(8)
     x, ids, weights = rig.choices(np.random.default_rng(1), 6)
-    rig.experts.forward(0, x, ids, weights)
+    rig.experts.begin_prompt(6)
+    for layer in range(layers):
+        rig.experts.forward(layer, x, ids, weights)
     assert rig.cache.room < 8
     rig.experts.stopped = lambda: True
     with pytest.raises(Interrupted):
-        rig.experts.forward(1, x, ids, weights)
+        rig.experts.forward(min(layers, 1), x, ids, weights)
     rig.experts.end_window()
-    assert rig.cache.room == 8
+    whole(rig.cache, 8)
+    rig.experts.stopped = lambda: False
+    rig.window(2, 5, layers=1, prompt=True)  # and the next one finds nothing of it
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_an_error_in_the_middle_of_a_layer_gives_them_back_too(batch, monkeypatch):
+    rig, calls, run = small(8), [], grouped.run
+
+    def breaks(*args):
+        calls.append(args)
+        if len(calls) == 1 + batch:
+            raise RuntimeError("no launch")
+        run(*args)
+
+    monkeypatch.setattr(grouped, "run", breaks)
+    x, ids, weights = rig.choices(np.random.default_rng(1), 9)
+    rig.experts.begin_prompt(9)
+    with pytest.raises(RuntimeError, match="no launch"):
+        rig.experts.forward(0, x, ids, weights)
+    assert rig.cache.room < 8
+    rig.experts.discard_window()
+    whole(rig.cache, 8)
 
 
 def test_an_expert_that_lost_its_slot_to_the_ring_is_read_where_it_lies():
@@ -74,3 +124,11 @@ def test_an_expert_that_lost_its_slot_to_the_ring_is_read_where_it_lies():
     got = rig.experts.forward(int(lost[0]), small_x, chosen, small_weights)
     assert torch.equal(got, rig.store.forward(int(lost[0]), small_x, chosen, small_weights))
     rig.experts.end_window()
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=8))
+def test_neighbours_are_copied_in_one_call(copies):
+    calls = list(runs([(slot, 100 * record) for slot, record in copies], 100))
+    assert [(s + n, h + 100 * n) for s, h, count in calls for n in range(count)] == [(s, 100 * r) for s, r in copies]
+    ends = [(slot + count, home + 100 * count) for slot, home, count in calls]
+    assert all(end != call[:2] for end, call in zip(ends, calls[1:], strict=False)), "nothing more to join"

@@ -2,6 +2,7 @@
 
     attach(share)                            host, once: the CPU takes its share of decoder layers' misses from here on
     begin_window(rows)                       host, before the window's launches or its graph's replay
+    begin_prompt(rows)                       host, before a window of many rows: its experts may begin to come
     launch(layer, x, ids, weights, out)      enqueues kernels; nothing is allocated, waited for or read back
     launch_routed(layer, x, scores, ...)     the same from a router's scores, without the sum over a row's experts
     (the stream has finished)
@@ -28,7 +29,7 @@ import torch
 from lanes import limits
 from lanes.counters import Counters
 from lanes.experts.cache import ExpertCache
-from lanes.experts.gpu.prompt import PromptExperts
+from lanes.experts.gpu.prompt import PromptExperts, Streamed
 from lanes.experts.gpu.share import Share
 from lanes.experts.gpu.workspace import Pairs, Workspace
 from lanes.experts.policy import Ints, Touched
@@ -95,6 +96,11 @@ class GpuExperts:
             self.share.begin(self.decoder_layers)
             self._shared = True
 
+    def begin_prompt(self, rows: int) -> None:
+        """A window of so many rows through every decoder layer in order begins, by `forward`."""
+        if rows > limits.MAX_WINDOW_TOKENS and self._prompt.begin_window(ahead=True):
+            self._publish()
+
     def launch(
         self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, turn: int = 0
     ) -> None:
@@ -138,7 +144,7 @@ class GpuExperts:
         self._is_wide = True
         chosen = ids.reshape(-1)
         self._wide[layer].index_add_(0, chosen, torch.ones_like(chosen))
-        if self._prompt.begin_window():
+        if self._prompt.begin_window(ahead=False):  # of a draft layer that has many rows to catch up with
             self._publish()
         self._prompt.forward(layer, x, ids, weights, out)
         return out
@@ -161,9 +167,11 @@ class GpuExperts:
 
         Raises HandshakeLost where the CPU's share was lost: what the window computed is void.
         """
-        self._prompt.end_window()
-        keys, rows = self._chosen(self._rows)
+        borrowed = self._prompt.end_window()
+        keys, rows = self._chosen(self._rows)  # of a prompt, waits for the device
         self._count(keys, rows)
+        if borrowed is not None:
+            self._count_copies(borrowed.streamed())
         if self._shared and self.share is not None:
             self.share.end(self._rows)
         if self._kept < self._rows:
@@ -232,6 +240,12 @@ class GpuExperts:
         if self._shared and self.share is not None:
             missed = np.bincount(keys[~hit] // self.info.experts, minlength=self.info.layers)[: self.decoder_layers]
             counters.expert_cpu_bytes += int(self.share.counts[missed].sum()) * self._cache.record_bytes
+
+    def _count_copies(self, streamed: Streamed) -> None:
+        counters = self._counters
+        counters.streamed_bytes += streamed.records * self._cache.record_bytes
+        counters.streaming_ns += streamed.copying_ns
+        counters.stream_wait_ns += streamed.waiting_ns
 
     def _publish(self) -> None:
         """The device's tables become the cache's, before anything that is enqueued from here on."""

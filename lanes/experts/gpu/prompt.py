@@ -1,23 +1,28 @@
 """The routed experts of windows with many rows: grouped by expert, the missing ones copied through borrowed slots.
 
-    forward(layer)   group the rows ─▶ steps of the ring ─▶ each: its copies are there, the next ones begin, it runs
+    begin_window     slots are borrowed; in a pass ahead the first copies begin, under what precedes the first experts
+    forward(layer)   group the rows ─▶ steps ─▶ each: its copies are there, it runs, its slots are free for the next
     end_window       the slots go back, however the window ended
 
-Only what was chosen is copied. Copies of a layer begin once its routing is known; the first half ring of the next one
-waits for that. Not here: kernels (lanes.kernels.grouped), the order and the slots (lanes.experts.ring), counters.
+Not here: kernels (lanes.kernels.grouped), the order and the slots (lanes.experts.ring), when copies begin
+(lanes.experts.feed), counters.
 Invariant: results are those of the decode kernels to the bit; slots are borrowed for one window at most.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from lanes import limits
 from lanes.experts.cache import ExpertCache
-from lanes.experts.ring import Ring, Step
+from lanes.experts.feed import Feed
+from lanes.experts.ring import Step
+from lanes.experts.slots import Arrival, Mark
 from lanes.kernels import experts, grouped
 from lanes.kernels.experts import QuantisedRows
 from shared_experts.manifest import ExpertsInfo
@@ -25,31 +30,78 @@ from shared_experts.manifest import ExpertsInfo
 RING_SHARE = 8  # at most one slot of so many is borrowed
 
 
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """What a window's copies were: records, nanoseconds on the link, and how long the device waited for them."""
+
+    records: int = 0
+    copying_ns: int = 0
+    waiting_ns: int = 0
+
+
+class Borrowed:
+    """Slots of a cache while one window has them; implements `lanes.experts.feed.Link`."""
+
+    def __init__(self, cache: ExpertCache, slots: Sequence[int]) -> None:
+        self._cache, self._slots = cache, slots
+        self._experts = cache.addresses.shape[1]
+        self._arrivals: list[Arrival] = []
+        self._records = 0
+
+    def address(self, slot: int) -> int:
+        """Of a slot of the ring."""
+        return self._cache.address(self._slots[slot])
+
+    def mark(self) -> Mark:
+        """Of the cache's memory."""
+        return self._cache.mark()
+
+    def copy(self, layer: int, copies: Sequence[tuple[int, int]], after: Mark) -> Arrival:
+        """From the region."""
+        first = layer * self._experts
+        arrival = self._cache.fetch([(first + expert, self._slots[slot]) for expert, slot in copies], after)
+        self._arrivals.append(arrival)
+        self._records += len(copies)
+        return arrival
+
+    def streamed(self) -> Streamed:
+        """Once the device has finished."""
+        took = [arrival.took() for arrival in self._arrivals]
+        return Streamed(self._records, sum(t.copying_ns for t in took), sum(t.waiting_ns for t in took))
+
+
 class PromptExperts:
     """One engine thread uses it, through `GpuExperts`."""
 
     def __init__(self, cache: ExpertCache, info: ExpertsInfo, device: torch.device) -> None:
         self._cache, self._info, self._layout, self._device = cache, info, info.layout, device
-        self._borrowed = contextlib.ExitStack()
-        self._ring: Ring | None = None
-        self._slots: list[int] = []
+        self._lent = contextlib.ExitStack()
+        self._feed: Feed | None = None
+        self._borrowed: Borrowed | None = None
         self._open = False
 
-    def begin_window(self) -> bool:
-        """Borrows slots, once a window; whether experts have lost theirs, so that tables must be published."""
+    def begin_window(self, *, ahead: bool) -> bool:
+        """Borrows slots, once a window; whether experts have lost theirs, so that tables must be published.
+
+        `ahead`: every decoder layer will be asked for in turn, and many rows will choose nearly all their experts.
+        """
         if self._open:
             return False
         self._open = True
         wanted = min(limits.RING_SLOTS, self._cache.room // RING_SHARE)
         version = self._cache.version
-        self._slots = self._borrowed.enter_context(self._cache.lend(wanted))
-        self._ring = Ring(len(self._slots)) if self._slots else None
+        slots = sorted(self._lent.enter_context(self._cache.lend(wanted)))
+        if slots:
+            self._borrowed = Borrowed(self._cache, slots)
+            layers = self._info.layers - self._info.draft_layers if ahead else 0
+            self._feed = Feed(len(slots), self._cache.resident, self._borrowed, layers)
         return self._cache.version != version
 
-    def end_window(self) -> None:
-        """Gives back what was borrowed."""
-        self._borrowed.close()
-        self._ring, self._slots, self._open = None, [], False
+    def end_window(self) -> Borrowed | None:
+        """Gives back what was borrowed, and what can be asked about it once the device has finished."""
+        self._lent.close()
+        borrowed, self._feed, self._borrowed, self._open = self._borrowed, None, None, False
+        return borrowed
 
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
         """out fp32 [R, H] = the weighted sum of x fp32 [R, H] through experts ids [R, K]; all contiguous."""
@@ -58,34 +110,26 @@ class PromptExperts:
         experts.quantise_rows(x, rows, group)
         groups = grouped.group(ids, count)  # waits for the routing
         places = np.diff(groups.offsets)
-        needed = np.flatnonzero(places).tolist()
-        resident = set(np.flatnonzero(self._cache.resident[layer]).tolist())
+        steps = [Step(0, 0, count, (), 0)]
         table = self._cache.addresses[layer].astype(np.int64)
-        steps = self._ring.layer(needed, resident, count) if self._ring else [Step(0, 0, count, (), 0)]
-        for step in steps:
-            for expert, slot in step.copies:
-                table[expert] = self._cache.address(self._slots[slot])
+        if self._feed is not None and self._borrowed is not None:
+            steps = self._feed.steps(layer, np.flatnonzero(places).tolist())
+            for step in steps:
+                for expert, slot in step.copies:
+                    table[expert] = self._borrowed.address(slot)
         addresses = torch.from_numpy(table).to(self._device, non_blocking=True)
         room = max(limits.PROMPT_PLACES, int(places.max()))
         room = min(room, ids.numel())
         h, y = (torch.empty(room, width, device=self._device) for width in (self._layout.intermediate, len(x[0])))
         inner = self._quantised(room, self._layout.intermediate)
         out.zero_()
-        begun = 0
-        for at, step in enumerate(steps):
-            begun = self._begin(layer, steps, begun, at + 1, step.number)
-            self._cache.join()
-            begun = self._begin(layer, steps, begun, len(steps), step.number)
+        for step in steps:
+            if self._feed is not None:
+                self._feed.arrive(step)
             for work in grouped.batches(groups, step.first, step.end, room):
                 grouped.run(self._layout, addresses, groups, work, rows, weights, h, inner, y, out)
-
-    def _begin(self, layer: int, steps: list[Step], begun: int, until: int, over: int) -> int:
-        """Begins copies of steps begun..until-1 as far as `over` enqueued steps allow; how many have begun then."""
-        while begun < until and steps[begun].after <= over:
-            first = layer * self._info.experts
-            self._cache.fetch([(first + expert, self._slots[slot]) for expert, slot in steps[begun].copies])
-            begun += 1
-        return begun
+            if self._feed is not None:
+                self._feed.over(step)
 
     def _quantised(self, rows: int, width: int) -> QuantisedRows:
         sizes = (rows, width // self._layout.format.group)

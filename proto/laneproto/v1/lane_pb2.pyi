@@ -162,7 +162,7 @@ class DecodeTimes(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., windows: _Optional[int] = ..., mean_ns: _Optional[int] = ...) -> None: ...
 
 class Counters(_message.Message):
-    __slots__ = ("requests", "prompt_tokens", "generated_tokens", "windows", "expert_hits", "expert_misses", "expert_hit_bytes", "expert_miss_bytes", "cache_admissions", "cache_evictions", "cache_used_bytes", "cache_budget_bytes", "cancelled", "failed", "prefill_ns", "decode_ns", "ngram_rows", "ngram_cache_hits", "ngram_prefetch_hits", "ngram_read_bytes", "ngram_wait_ns", "cache_admitted_hits", "decode_windows", "drafts_at_1", "drafts_at_2", "drafts_at_3", "drafts_right_at_1", "drafts_right_at_2", "drafts_right_at_3", "reused_tokens", "checkpoints", "state_used_bytes", "state_budget_bytes", "parks", "park_bytes", "park_ns", "restores", "restore_ns", "restores_refused", "prompt_choices", "replaced_choices", "expert_cpu_bytes", "visits")
+    __slots__ = ("requests", "prompt_tokens", "generated_tokens", "windows", "expert_hits", "expert_misses", "expert_hit_bytes", "expert_miss_bytes", "cache_admissions", "cache_evictions", "cache_used_bytes", "cache_budget_bytes", "cancelled", "failed", "prefill_ns", "decode_ns", "ngram_rows", "ngram_cache_hits", "ngram_prefetch_hits", "ngram_read_bytes", "ngram_wait_ns", "cache_admitted_hits", "decode_windows", "drafts_at_1", "drafts_at_2", "drafts_at_3", "drafts_right_at_1", "drafts_right_at_2", "drafts_right_at_3", "reused_tokens", "checkpoints", "state_used_bytes", "state_budget_bytes", "parks", "park_bytes", "park_ns", "restores", "restore_ns", "restores_refused", "prompt_choices", "replaced_choices", "expert_cpu_bytes", "visits", "streamed_bytes", "streaming_ns", "stream_wait_ns")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,9 @@ class Counters(_message.Message):
     REPLACED_CHOICES_FIELD_NUMBER: _ClassVar[int]
     EXPERT_CPU_BYTES_FIELD_NUMBER: _ClassVar[int]
     VISITS_FIELD_NUMBER: _ClassVar[int]
+    STREAMED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STREAMING_NS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_WAIT_NS_FIELD_NUMBER: _ClassVar[int]
     requests: int
     prompt_tokens: int
     generated_tokens: int
@@ -249,7 +252,10 @@ class Counters(_message.Message):
     replaced_choices: int
     expert_cpu_bytes: int
     visits: int
-    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., windows: _Optional[int] = ..., expert_hits: _Optional[int] = ..., expert_misses: _Optional[int] = ..., expert_hit_bytes: _Optional[int] = ..., expert_miss_bytes: _Optional[int] = ..., cache_admissions: _Optional[int] = ..., cache_evictions: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., cache_budget_bytes: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., ngram_rows: _Optional[int] = ..., ngram_cache_hits: _Optional[int] = ..., ngram_prefetch_hits: _Optional[int] = ..., ngram_read_bytes: _Optional[int] = ..., ngram_wait_ns: _Optional[int] = ..., cache_admitted_hits: _Optional[int] = ..., decode_windows: _Optional[int] = ..., drafts_at_1: _Optional[int] = ..., drafts_at_2: _Optional[int] = ..., drafts_at_3: _Optional[int] = ..., drafts_right_at_1: _Optional[int] = ..., drafts_right_at_2: _Optional[int] = ..., drafts_right_at_3: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., checkpoints: _Optional[int] = ..., state_used_bytes: _Optional[int] = ..., state_budget_bytes: _Optional[int] = ..., parks: _Optional[int] = ..., park_bytes: _Optional[int] = ..., park_ns: _Optional[int] = ..., restores: _Optional[int] = ..., restore_ns: _Optional[int] = ..., restores_refused: _Optional[int] = ..., prompt_choices: _Optional[int] = ..., replaced_choices: _Optional[int] = ..., expert_cpu_bytes: _Optional[int] = ..., visits: _Optional[int] = ...) -> None: ...
+    streamed_bytes: int
+    streaming_ns: int
+    stream_wait_ns: int
+    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., windows: _Optional[int] = ..., expert_hits: _Optional[int] = ..., expert_misses: _Optional[int] = ..., expert_hit_bytes: _Optional[int] = ..., expert_miss_bytes: _Optional[int] = ..., cache_admissions: _Optional[int] = ..., cache_evictions: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., cache_budget_bytes: _Optional[int] = ..., cancelled: _Optional[int] = ..., failed: _Optional[int] = ..., prefill_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., ngram_rows: _Optional[int] = ..., ngram_cache_hits: _Optional[int] = ..., ngram_prefetch_hits: _Optional[int] = ..., ngram_read_bytes: _Optional[int] = ..., ngram_wait_ns: _Optional[int] = ..., cache_admitted_hits: _Optional[int] = ..., decode_windows: _Optional[int] = ..., drafts_at_1: _Optional[int] = ..., drafts_at_2: _Optional[int] = ..., drafts_at_3: _Optional[int] = ..., drafts_right_at_1: _Optional[int] = ..., drafts_right_at_2: _Optional[int] = ..., drafts_right_at_3: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., checkpoints: _Optional[int] = ..., state_used_bytes: _Optional[int] = ..., state_budget_bytes: _Optional[int] = ..., parks: _Optional[int] = ..., park_bytes: _Optional[int] = ..., park_ns: _Optional[int] = ..., restores: _Optional[int] = ..., restore_ns: _Optional[int] = ..., restores_refused: _Optional[int] = ..., prompt_choices: _Optional[int] = ..., replaced_choices: _Optional[int] = ..., expert_cpu_bytes: _Optional[int] = ..., visits: _Optional[int] = ..., streamed_bytes: _Optional[int] = ..., streaming_ns: _Optional[int] = ..., stream_wait_ns: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "seed", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens")

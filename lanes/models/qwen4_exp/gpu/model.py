@@ -43,6 +43,9 @@ class WindowExperts(Experts, Launches, Protocol):
     def begin_window(self, rows: int) -> None:
         """A decode window of so many rows begins."""
 
+    def begin_prompt(self, rows: int) -> None:
+        """A window of so many rows through the eager blocks begins."""
+
     def discard_window(self) -> None:
         """What ran since the last window, and has finished, is counted nowhere."""
 
@@ -79,6 +82,7 @@ class GpuQwen4Exp:
         if window.token_ids.shape[0] <= MOST_ROWS and bool(window.want_logits.all()):
             return self._decode(window, state)
         self.settle(state)
+        self._experts.begin_prompt(window.token_ids.shape[0])
         return self._inner.forward(window, states)
 
     def settle(self, state: SequenceState) -> None:
