@@ -34,6 +34,7 @@ CLIENT_REQUEST_ID_CHARS: Final = 128
 
 DEFAULT_MAX_TOKENS: Final = 4096  # or what the context leaves, if that is less
 DEFAULT_MAX_TOKENS_COMPLETIONS: Final = 16  # the default of the OpenAI completions endpoint
+DEFAULT_MAX_TOKENS_RESPONSES: Final = 32_768  # Codex names no limit, and takes a cut answer for an error
 
 TIMEOUT_MAX_S: Final = 86_400.0  # that a client may give its request from queue to end
 DEFAULT_TIMEOUT_S: Final = 3600.0

@@ -127,7 +127,9 @@ class ResponsesBody(Strict):
                 parse_effort(self.reasoning.effort if self.reasoning else None, "reasoning.effort"),
             ),
             wanted=Wanted(temperature=self.temperature, top_p=self.top_p),
-            max_tokens=self.max_output_tokens,
+            max_tokens=(
+                limits.DEFAULT_MAX_TOKENS_RESPONSES if self.max_output_tokens is None else self.max_output_tokens
+            ),
             max_tokens_param="max_output_tokens",
             stream=bool(self.stream),
             parallel=self.parallel_tool_calls is not False,
