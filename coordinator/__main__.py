@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from coordinator.config import CoordinatorConfig, parse_door, parse_page
+from coordinator.config import CoordinatorConfig, HostDoor, parse_door, parse_host_door, parse_page
 from coordinator.errors import CoordinatorError
 from coordinator.logs import configure_logging
 from coordinator.service import run_coordinator
@@ -31,6 +31,8 @@ from coordinator.tls import named_tls
 @click.option("--tenants", type=click.Path(path_type=Path), help="The file of keys, which need not be there.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate of both doors.")
 @click.option("--tls-key", type=click.Path(path_type=Path))
+@click.option("--join-at", metavar="HOST:PORT", help="Where other hosts join.")
+@click.option("--identity", type=click.Path(path_type=Path), help="This host's certificate for them.")
 @click.option("--drain-s", type=float, default=10.0, help="How long running answers may go on after SIGTERM.")
 @click.option("--log-json", is_flag=True)
 def command(
@@ -45,6 +47,8 @@ def command(
     tenants: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    join_at: str | None,
+    identity: Path | None,
     drain_s: float,
     log_json: bool,
 ) -> None:
@@ -62,6 +66,7 @@ def command(
         check_otlp(otlp) if otlp else None,
         tenants,
         named_tls(tls_cert, tls_key),
+        HostDoor(parse_host_door(join_at), identity) if join_at and identity else None,
     )
     asyncio.run(run_coordinator(config))
 

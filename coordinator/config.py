@@ -83,6 +83,14 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
+class HostDoor:
+    """Where other hosts join, and the coordinator's own certificate: without one there is no such door."""
+
+    address: Address
+    identity: Path  # checked by whoever opens the door
+
+
+@dataclass(frozen=True, slots=True)
 class ServeConfig:
     """Everything `expressway serve` was asked for."""
 
@@ -102,6 +110,7 @@ class ServeConfig:
     park_disk_bytes: int = 0  # of their copies in the state directory
     tenants: Path | None = None  # the file of keys; it need not be there
     tls: Tls | None = None  # of both doors
+    hosts: HostDoor | None = None  # where other hosts join
 
 
 def default_tenants(env: Mapping[str, str]) -> Path:
@@ -109,6 +118,11 @@ def default_tenants(env: Mapping[str, str]) -> Path:
     base = env.get("XDG_CONFIG_HOME", "")
     root = Path(base) if base.startswith("/") else Path(env.get("HOME") or "/") / ".config"
     return root / "expressway" / "tenants.json"
+
+
+def default_identities(env: Mapping[str, str]) -> Path:
+    """The folder of the cluster's authority and its hosts' certificates."""
+    return default_tenants(env).parent / "hosts"
 
 
 def named_tenants(path: Path | None, env: Mapping[str, str]) -> Path:
@@ -133,6 +147,7 @@ class CoordinatorConfig:
     otlp: str | None = None  # a collector of spans
     tenants: Path | None = None  # the file of keys; it need not be there
     tls: Tls | None = None  # of both doors
+    hosts: HostDoor | None = None  # where other hosts join
 
     @property
     def run_dir(self) -> Path:
@@ -159,6 +174,14 @@ def parse_http(text: str) -> Address:
     address = parse_door(text)
     if address.path:
         raise BadAddress(f"{text}: --http takes HOST:PORT; a Unix socket is for --grpc")
+    return address
+
+
+def parse_host_door(text: str) -> Address:
+    """Where hosts meet: HOST:PORT, any IP address, because both ends show a certificate."""
+    address = parse_door(text)
+    if address.path:
+        raise BadAddress(f"{text}: expected HOST:PORT")
     return address
 
 

@@ -115,6 +115,20 @@ LANE_RETRY_S: Final = 0.1  # between two attempts to say hello
 SUPERVISOR_RETRY_S: Final = 0.5
 OWNER_ASK_S: Final = 1.0  # between two questions to the owner; LANE_SUSPECT_S and LANE_KILL_S hold for its silence too
 
+# --- Other hosts ------------------------------------------------------------------------------------------------------
+HOSTS: Final = 64  # that have joined
+IDENTITY_BYTES: Final = 64 * KIB  # of a host's file of key and certificates
+JOIN_BYTES: Final = 4 * KIB  # of a message of a host
+JOIN_S: Final = 1.0  # between two words of a host to the coordinator
+HOST_SILENT_S: Final = (
+    15.0  # without one, or without its supervisor's answer: its lanes are dead, as LANE_KILL_S has it
+)
+HOST_FORGET_S: Final = 3600.0  # after that its dead lanes are no longer shown
+GATE_BUFFER_BYTES: Final = 64 * KIB
+GATE_HANDSHAKE_S: Final = 5.0
+GATE_CLOSE_S: Final = 1.0
+GATE_SILENT_S: Final = 5.0  # of the coordinator's host, in TCP: then its generations are orphans
+
 # --- Text -------------------------------------------------------------------------------------------------------------
 INLINE_ENCODE_CHARS: Final = 4096  # longer texts are encoded in a worker thread
 INLINE_PARSE_BYTES: Final = 64 * KIB  # larger bodies are parsed in a worker thread

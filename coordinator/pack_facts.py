@@ -71,6 +71,14 @@ def read_facts(pack: Path) -> PackFacts:
         raise StartFailed(f"`python -m shared_experts inspect` does not work: it lacks {error}") from None
 
 
+def read_fingerprint(pack: Path) -> bytes:
+    """Of the whole pack: equal ones serve the same model to the bit."""
+    try:
+        return bytes.fromhex(str(inspect_pack(pack)["fingerprint"]))
+    except (KeyError, ValueError) as error:
+        raise StartFailed(f"`python -m shared_experts inspect` does not work: it lacks {error}") from None
+
+
 def read_digests(pack: Path) -> Digests | None:
     """Of the small files that the pack carries; None for a folder without a manifest."""
     if not (pack / MANIFEST).is_file():

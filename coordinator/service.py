@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
 from collections.abc import AsyncIterator
 
 import structlog
 
+from coordinator import limits
 from coordinator.auth import Auth
 from coordinator.config import CoordinatorConfig
 from coordinator.doors.admin import admin_door
+from coordinator.doors.hosts import Served, host_door
 from coordinator.doors.page import start_page
+from coordinator.fleet.hosts import Hosts
 from coordinator.fleet.memory import FleetMemory
 from coordinator.fleet.operations import Operations
+from coordinator.fleet.other_host import OtherHosts
 from coordinator.fleet.roster import FleetRoster
 from coordinator.frontdoor import Doors, start_doors
+from coordinator.host.identity import Identity
+from coordinator.host.owner_status import ask_owner
 from coordinator.host.supervisor_client import SupervisorClient
+from coordinator.pack_facts import read_fingerprint
 from coordinator.telemetry.journal import Journal
 from coordinator.telemetry.metrics import Metrics
 from coordinator.telemetry.spans import SpanWriter
@@ -37,9 +45,17 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
     supervisor = SupervisorClient(config.supervisor)
     try:
         memory = FleetMemory(config.run_dir / "fleet.json")
+        path, identity, fingerprint = config.owner_socket, None, b""
+        owner = functools.partial(asyncio.to_thread, ask_owner, path, limits.OWNER_ASK_S) if path else None
+        if config.hosts is not None:
+            identity = Identity.load(config.hosts.identity)
+            fingerprint = await asyncio.to_thread(read_fingerprint, config.pack)
         async with (
             contextlib.AsyncExitStack() as ends,
-            FleetRoster(supervisor, owner_socket=config.owner_socket, memory=memory) as roster,
+            Hosts(
+                await ends.enter_async_context(FleetRoster(supervisor, owner=owner, memory=memory)),
+                OtherHosts(config.run_dir, identity, fingerprint).open,
+            ) as roster,
         ):
             metrics = Metrics() if config.page else None
             traces = TraceWriter.open(config.trace_requests) if config.trace_requests else None
@@ -59,7 +75,15 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
                 tls=config.tls,
             )
             operations = Operations(roster, doors.serving.dispatcher.running)
+            joining = (
+                host_door(
+                    roster, Served.of(fingerprint), doors.serving.dispatcher.running, identity, config.hosts.address
+                )
+                if config.hosts and identity
+                else contextlib.nullcontext()
+            )
             async with (
+                joining,
                 _page(metrics, roster, doors, config),
                 admin_door(operations, config.run_dir / "coordinator.sock", doors.serving),
             ):
@@ -72,9 +96,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _page(
-    metrics: Metrics | None, roster: FleetRoster, doors: Doors, config: CoordinatorConfig
-) -> AsyncIterator[None]:
+async def _page(metrics: Metrics | None, roster: Hosts, doors: Doors, config: CoordinatorConfig) -> AsyncIterator[None]:
     """The page, when there is to be one: open until the doors are closed, so that a drain can be watched."""
     if metrics is None or config.page is None:
         yield

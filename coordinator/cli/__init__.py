@@ -18,8 +18,8 @@ from coordinator.cli.failure import fail
 from coordinator.errors import CoordinatorError, Interrupted
 
 COMMANDS = (
-    "pack", "inspect", "verify", "plan", "serve", "generate", "status", "top", "lane", "keys", "doctor", "draft-vocab",
-    "bench",
+    "pack", "inspect", "verify", "plan", "serve", "generate", "status", "top", "lane", "keys", "cluster", "doctor",
+    "draft-vocab", "bench",
 )  # fmt: skip
 
 

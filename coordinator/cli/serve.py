@@ -17,7 +17,7 @@ import click
 
 from coordinator.cli.lane_options import collect, lane_options
 from coordinator.cli.progress import Progress
-from coordinator.cli.values import CLUSTER, GRPC, HTTP, PAGE, SIZE, Parsed
+from coordinator.cli.values import CLUSTER, GRPC, HOSTS_AT, HTTP, PAGE, SIZE, Parsed
 from coordinator.config import (
     DEFAULT_GRPC,
     DEFAULT_HTTP,
@@ -25,14 +25,17 @@ from coordinator.config import (
     DEFAULT_PARK,
     LANES_MAX,
     Address,
+    HostDoor,
     ServeConfig,
     check_pack,
     check_reach,
+    default_identities,
     lane_budget,
     named_tenants,
 )
 from coordinator.errors import BadAddress
 from coordinator.host.cluster import Running, run_cluster
+from coordinator.host.identity import Identity
 from coordinator.logs import configure_logging
 from coordinator.pack_facts import read_facts
 from coordinator.telemetry.spans import check_otlp
@@ -52,6 +55,10 @@ from coordinator.tls import named_tls
 @click.option("--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="PEM, of both doors.")
 @click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE",
               help="PEM. With keys and TLS, the doors may listen anywhere.")  # fmt: skip
+@click.option("--join-at", type=HOSTS_AT, metavar="HOST:PORT",
+              help="Other hosts join there (`expressway cluster`); both ends show certificates.")  # fmt: skip
+@click.option("--identity", type=click.Path(path_type=Path), metavar="FILE",
+              help="This host's certificate for them. Default: ~/.config/expressway/hosts/head.pem.")  # fmt: skip
 @click.option("--launcher", type=click.Choice(["local", "ray"]), default="local", show_default=True)
 @click.option(
     "--http", type=HTTP, default=DEFAULT_HTTP, show_default=True, metavar="HOST:PORT", help="Port 0: a free one."
@@ -82,6 +89,8 @@ def command(
     tenants: Path | None,
     tls_cert: Path | None,
     tls_key: Path | None,
+    join_at: Address | None,
+    identity: Path | None,
     launcher: str,
     http: Address,
     grpc: Address,
@@ -123,6 +132,7 @@ def command(
         park_disk_bytes=park_disk_bytes,
         tenants=tenants,
         tls=tls,
+        hosts=_host_door(join_at, identity),
     )
     facts = read_facts(options.pack)
     facts.check_context(options.context_tokens)
@@ -141,6 +151,14 @@ def command(
         asyncio.run(run_cluster(config, dict(os.environ), progress.show, on_ready))
     finally:
         progress.end()  # an error stands on a line of its own
+
+
+def _host_door(join_at: Address | None, identity: Path | None) -> HostDoor | None:
+    if join_at is None:
+        return None
+    path = (identity or default_identities(dict(os.environ)) / "head.pem").absolute()
+    Identity.load(path)
+    return HostDoor(join_at, path)
 
 
 def describe(running: Running) -> str:

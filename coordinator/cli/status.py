@@ -47,6 +47,8 @@ def command(cluster: str | None, as_json: bool) -> None:
             return
         cluster = running[0].name
     found = read_cluster(cluster, env)
+    if head := found.get("head"):
+        raise RunDirError(f"this host serves in the cluster of {head}: ask there")
     owner = ask_owner(run_path(cluster, env) / "owner.sock")
     if not found.get("ready"):
         raise RunDirError(f"cluster {cluster!r} is not ready yet: owner {owner or 'starting'}")
@@ -118,7 +120,10 @@ def show(state: dict[str, Any]) -> None:
     )
     console.print(f"HTTP {state['http']}   gRPC {state['grpc']}   page {state['page'] or 'off'}")
     console.print(f"owner {state['owner']}   queued {state['queued']}")
-    table = Table("lane", "state", "pid", "device", "restarts", "requests", "tokens", "expert hits", box=None)
+    table = Table(box=None)
+    table.add_column("lane", no_wrap=True)
+    for column in ("state", "pid", "device", "restarts", "requests", "tokens", "expert hits"):
+        table.add_column(column)
     for lane in state["lanes"]:
         counted = lane["counters"]
         routed = counted["expert_hits"] + counted["expert_misses"]

@@ -16,6 +16,7 @@ from coordinator.config import (
     CONTEXT_MIN,
     PREFILL_CHUNK_MAX,
     parse_door,
+    parse_host_door,
     parse_http,
     parse_page,
     parse_size,
@@ -44,6 +45,7 @@ SIZE = Parsed("size", parse_size)
 HTTP = Parsed("address", parse_http)
 GRPC = Parsed("address", parse_door)
 PAGE = Parsed("address", parse_page)
+HOSTS_AT = Parsed("address", parse_host_door)
 CONTEXT = click.IntRange(CONTEXT_MIN, CONTEXT_MAX)
 CHUNK = click.IntRange(1, PREFILL_CHUNK_MAX)
 CLUSTER = Parsed("name", check_name)

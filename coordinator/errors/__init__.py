@@ -38,6 +38,7 @@
     │   ├── BadTokenizer             bad_tokenizer             no         500   INTERNAL
     │   ├── BadOption                bad_option                no         500   INTERNAL
     │   ├── BadPack                  bad_pack                  no         500   INTERNAL
+    │   ├── BadIdentity              bad_identity              no         500   INTERNAL
     │   ├── BadTenants               bad_tenants               no         500   INTERNAL
     │   ├── LauncherError            launcher                  no         500   INTERNAL
     │   ├── StartFailed              start_failed              no         500   INTERNAL
@@ -45,6 +46,7 @@
     │       └── RunDirBusy           run_dir_busy              yes        500   INTERNAL
     ├── OperationError                                                          what an operator asked of a lane
     │   ├── LaneNotFound             lane_not_found            no         404   NOT_FOUND
+    │   ├── HostTaken                host_taken                yes        409   ALREADY_EXISTS
     │   └── OperationFailed          operation_failed          no         500   FAILED_PRECONDITION
     ├── Interrupted              interrupted               no         500   INTERNAL
     └── InternalError                internal                  no         500   INTERNAL
@@ -58,10 +60,12 @@ from coordinator.errors.base import (
 )
 from coordinator.errors.operating import (
     BadAddress,
+    BadIdentity,
     BadOption,
     BadPack,
     BadTenants,
     BadTokenizer,
+    HostTaken,
     Interrupted,
     LaneNotFound,
     LauncherError,
@@ -112,6 +116,7 @@ from coordinator.errors.running import (
 
 __all__ = (
     "BadAddress",
+    "BadIdentity",
     "BadOption",
     "BadPack",
     "BadRequest",
@@ -127,6 +132,7 @@ __all__ = (
     "EmptyPrompt",
     "Forbidden",
     "Gone",
+    "HostTaken",
     "InternalError",
     "Interrupted",
     "LaneBusy",

@@ -42,6 +42,12 @@ class BadTenants(SetupError):
     code = "bad_tenants"
 
 
+class BadIdentity(SetupError):
+    """A host's certificate, or what makes them, cannot be used."""
+
+    code = "bad_identity"
+
+
 class LauncherError(SetupError):
     """Processes cannot be started on this host in the way that was asked for."""
 
@@ -79,6 +85,15 @@ class LaneNotFound(OperationError):
     code = "lane_not_found"
     http = 404
     grpc = "NOT_FOUND"
+
+
+class HostTaken(OperationError):
+    """A host of that name is in the cluster already, and it is alive."""
+
+    code = "host_taken"
+    retryable = True
+    http = 409
+    grpc = "ALREADY_EXISTS"
 
 
 class OperationFailed(OperationError):

@@ -17,6 +17,7 @@ import grpc.aio
 
 from coordinator import limits
 from coordinator.errors import LaneBusy, LaneError, LaneFailed, LaneLost, LaneRejected, LaneTimeout
+from coordinator.fleet.link import Link
 from laneproto.v1 import lane_pb2, lane_pb2_grpc
 
 PROTOCOL_VERSION = 1
@@ -71,12 +72,14 @@ LaneEvent = LaneAccepted | LaneTokens | LaneFinished
 
 
 class LaneClient:
-    """One lane, by address. Close it when the lane is gone for good."""
+    """One lane, by address, or of another host by its name there. Close it when the lane is gone for good."""
 
-    def __init__(self, address: str, *, name: str) -> None:
+    def __init__(self, address: str, *, name: str, link: Link | None = None) -> None:
         self.name = name
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._channel = (
+            link.channel(address, _OPTIONS) if link else grpc.aio.insecure_channel(address, options=_OPTIONS)
+        )
         self._stub = lane_pb2_grpc.LaneStub(self._channel)
 
     async def hello(self, *, timeout_s: float = limits.CALL_TIMEOUT_S) -> lane_pb2.HelloReply:

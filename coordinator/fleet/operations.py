@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from coordinator import limits
 from coordinator.errors import LaneNotFound, OperationFailed
-from coordinator.fleet.roster import FleetRoster
+from coordinator.fleet.hosts import Hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Progress:
 class Operations:
     """On one roster; `running` says how many requests a lane has."""
 
-    def __init__(self, roster: FleetRoster, running: Callable[[str], int]) -> None:
+    def __init__(self, roster: Hosts, running: Callable[[str], int]) -> None:
         self._roster, self._running = roster, running
         self._one = asyncio.Lock()
 

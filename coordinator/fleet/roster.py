@@ -6,6 +6,8 @@
                                    └────────┘ ──start, kill──▶ supervisor
                              (decisions: fleet.Fleet)
 
+One per host; those of other hosts are put together in `hosts`, and their views say HOST/lane-k.
+
 Not here: decisions (fleet), requests (dispatch). Invariant: one life of a lane has one client, and a view is "ready"
 only when that life has answered Hello with its model.
 """
@@ -17,18 +19,18 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import structlog
 
 from coordinator import limits
-from coordinator.errors import LaneError, OperationFailed
+from coordinator.errors import LaneError, LaneRejected, OperationFailed
 from coordinator.fleet.lane_client import LaneClient
 from coordinator.fleet.lane_view import LaneView, ModelView, PrefixNews, step_times
+from coordinator.fleet.link import Link
 from coordinator.fleet.memory import FleetMemory
 from coordinator.fleet.states import OWNER, Action, Fleet, Kill, Progress, Said, Start
-from coordinator.host.owner_status import ask_owner
+from coordinator.host.owner_status import OwnerStatus
 from coordinator.host.supervisor_client import SeenProcess, SupervisorClient, SupervisorUnavailable
 from coordinator.policy.affinity import Seat
 from coordinator.policy.prefixes import Prefix
@@ -55,18 +57,24 @@ class _Lane:
 
 
 class FleetRoster:
-    """Implements `lane_view.Roster`. Use as an async context manager; all methods belong to that event loop."""
+    """Implements `lane_view.Roster` for one host. Use as an async context manager; all methods belong to that event
+    loop, and take lanes by their names on that host."""
 
     def __init__(
         self,
         supervisor: SupervisorClient,
         fleet: Fleet | None = None,
         *,
-        owner_socket: Path | None = None,
+        owner: Callable[[], Awaitable[OwnerStatus | None]] | None = None,
         memory: FleetMemory | None = None,
+        link: Link | None = None,
+        fingerprint: bytes = b"",
     ) -> None:
         self._supervisor = supervisor
-        self._owner_socket = owner_socket  # None: the owner's life is only what the supervisor says
+        self._owner = owner  # how to ask it; None: its life is only what the supervisor says
+        self._link = link  # None: the processes of this host
+        self._prefix = f"{link.host}/" if link else ""  # of the names that others know lanes by
+        self._fingerprint = fingerprint  # that lanes must serve, when it is known
         self._fleet = fleet or Fleet()
         self._lanes: dict[str, _Lane] = {}
         self._views: tuple[LaneView, ...] = ()
@@ -80,8 +88,8 @@ class FleetRoster:
             self._fleet.recall(self._memory.load())
         self._tasks.spawn(self._follow_supervisor())
         self._tasks.spawn(self._keep_time())
-        if self._owner_socket is not None:
-            self._tasks.spawn(self._follow_owner(self._owner_socket))
+        if self._owner is not None:
+            self._tasks.spawn(self._follow_owner(self._owner))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -185,7 +193,7 @@ class FleetRoster:
     def _take_over(self, processes: Iterable[SeenProcess]) -> None:
         kept = [process for process in processes if process.name != "coordinator"]
         lanes = [process for process in kept if process.address]
-        answering = {lane.name for lane in lanes} | ({OWNER} if self._owner_socket else set())
+        answering = {lane.name for lane in lanes} | ({OWNER} if self._owner else set())
         self._fleet.observe({process.name: process.observed for process in kept}, answering, time.monotonic())
         for gone in self._lanes.keys() - {lane.name for lane in lanes}:
             self._end(self._lanes.pop(gone))
@@ -201,9 +209,10 @@ class FleetRoster:
     def _begin(self, process: SeenProcess, before: _Lane | None) -> None:
         if before is not None:
             self._end(before)
-        lane = _Lane(
-            process.name, process.address, process.observed.starts, LaneClient(process.address, name=process.name)
-        )
+        shown, link = self._prefix + process.name, self._link
+        address = f"{link.address}/{process.name}" if link else process.address
+        client = LaneClient(process.name if link else address, name=shown, link=link)
+        lane = _Lane(process.name, address, process.observed.starts, client)
         self._lanes[process.name] = lane
         if process.observed.running:
             lane.follower = self._tasks.spawn(self._follow(lane))
@@ -223,6 +232,8 @@ class FleetRoster:
         while True:
             try:
                 hello = await lane.client.hello(timeout_s=limits.CALL_TIMEOUT_S)
+                if self._fingerprint and hello.model.fingerprint not in (b"", self._fingerprint):
+                    raise LaneRejected(f"{lane.client.name} serves another pack")
                 if lane.hello is None or lane.hello.incarnation != hello.incarnation:
                     log.info("lane answers", lane=lane.name, pid=hello.pid, device=hello.device)
                 lane.hello, lane.model = hello, ModelView.of(hello.model)
@@ -242,17 +253,19 @@ class FleetRoster:
         while True:
             with contextlib.suppress(LaneError):
                 if lane.hello is not None:
-                    seat = Seat(lane.name, lane.hello.incarnation)
+                    seat = Seat(self._prefix + lane.name, lane.hello.incarnation)
                     anew = True
                     async for event in lane.client.prefixes():
                         self._on_prefixes(prefix_news(seat, event, anew=anew))
                         anew = False
             await asyncio.sleep(limits.PREFIXES_RETRY_S)
 
-    async def _follow_owner(self, path: Path) -> None:
+    async def _follow_owner(self, ask: Callable[[], Awaitable[OwnerStatus | None]]) -> None:
         """Asks for its status again and again: lanes that start later need an owner that answers."""
         while True:
-            status = await asyncio.to_thread(ask_owner, path, limits.OWNER_ASK_S)
+            status = None
+            with contextlib.suppress(SupervisorUnavailable):
+                status = await ask()
             if status is not None:
                 self._fleet.answered(OWNER, time.monotonic())
             self._fleet.owner_ready(status is not None and status.state == "ready", time.monotonic())
@@ -288,7 +301,7 @@ class FleetRoster:
 
     def _view(self, lane: _Lane) -> LaneView:
         return LaneView(
-            name=lane.name,
+            name=self._prefix + lane.name,
             address=lane.address,
             state=self._fleet.phase(lane.name).value,
             incarnation=lane.hello.incarnation if lane.hello else b"",

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -22,6 +21,7 @@ from coordinator.errors import BadAddress, Interrupted, RunDirError
 from coordinator.host.clusters import clear_stale, who_listens
 from coordinator.host.plan import plan_cluster, plan_lane
 from coordinator.host.rundir import RunDir
+from coordinator.host.signals import Signals
 from coordinator.host.startup import OnProgress, Ready, wait_ready
 from coordinator.host.supervisor import COORDINATOR, Managed, Supervisor, serve_keepers
 from coordinator.launchers import open_launcher
@@ -45,6 +45,7 @@ class Running:
             "http": str(self.config.http),
             "grpc": str(self.config.grpc),
             "page": str(self.config.page) if self.config.page else None,
+            "join_at": str(self.config.hosts.address) if self.config.hosts else None,
             "run_dir": str(self.run_dir),
             "pids": dict(self.pids),
             "ready_s": round(self.ready.seconds, 3) if self.ready else None,
@@ -60,7 +61,7 @@ async def run_cluster(
 ) -> None:
     """Start everything, wait until it serves, go on until SIGINT or SIGTERM, stop everything. A `SetupError` says why
     it could not be done; `Interrupted`, that the signal came before it served."""
-    signals = _Signals()
+    signals = Signals()
     signals.listen()
     cores = split_cores(sorted(os.sched_getaffinity(0)), config.lanes, config.cores_per_lane)
     os.umask(0o077)
@@ -72,6 +73,7 @@ async def run_cluster(
             http=free_address(config.http, env),
             grpc=free_address(config.grpc, env),
             page=config.page and free_address(config.page, env),
+            hosts=config.hosts and replace(config.hosts, address=free_address(config.hosts.address, env)),
         )
         launcher = open_launcher(config.launcher, run_dir)
         signals.listen()  # again: Ray has put a handler of its own there
@@ -79,7 +81,7 @@ async def run_cluster(
 
             def one_more(number: int) -> Managed:
                 shared = split_cores(sorted(os.sched_getaffinity(0)), number + 1)
-                return plan_lane(config.lane, number, run_dir, shared[number], env)
+                return plan_lane(config.lane, number, run_dir, shared[number], env, park=config.park_bytes > 0)
 
             supervisor = Supervisor(plan_cluster(config, run_dir, cores, env), launcher, plan_lane=one_more)
             await _supervise(supervisor, config, run_dir, signals, on_progress, on_ready)
@@ -106,7 +108,7 @@ async def _supervise(
     supervisor: Supervisor,
     config: ServeConfig,
     run_dir: RunDir,
-    signals: _Signals,
+    signals: Signals,
     on_progress: OnProgress,
     on_ready: Callable[[Running], None],
 ) -> None:
@@ -173,24 +175,3 @@ async def _shut_down(supervisor: Supervisor, config: ServeConfig, now: asyncio.E
     with contextlib.suppress(asyncio.CancelledError):
         await orderly
     await supervisor.close()
-
-
-@dataclass(slots=True)
-class _Signals:
-    """What this process was told: the first signal stops it in order, a second one at once."""
-
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    now: asyncio.Event = field(default_factory=asyncio.Event)
-    first: int = 0
-
-    def listen(self) -> None:
-        """From now on, a signal cancels nothing by itself."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._received, number)
-
-    def _received(self, number: int) -> None:
-        if self.stop.is_set():
-            self.now.set()
-        self.first = self.first or number
-        self.stop.set()

@@ -23,8 +23,6 @@ def plan_cluster(
 ) -> list[Managed]:
     """Owner, lanes, coordinator, in the order in which they start."""
     pack, log_json = config.lane.pack, config.lane.log_json
-    park = config.park_bytes > 0
-    lanes = [plan_lane(config.lane, number, run_dir, cores[number], env, park=park) for number in range(config.lanes)]
     coordinator = module_argv(
         "coordinator",
         *("--supervisor", f"unix:{run_dir.socket('supervisor')}"),
@@ -37,24 +35,39 @@ def plan_cluster(
         *(("--otlp", config.otlp) if config.otlp else ()),
         *(("--tenants", str(config.tenants)) if config.tenants else ()),
         *(("--tls-cert", str(config.tls.certificate), "--tls-key", str(config.tls.key)) if config.tls else ()),
+        *(("--join-at", str(config.hosts.address)) if config.hosts else ()),
+        *(("--identity", str(config.hosts.identity)) if config.hosts else ()),
         *("--drain-s", str(config.drain_s)),
         *(("--log-json",) if log_json else ()),
     )
     return [
-        plan_owner(
-            pack,
-            run_dir,
-            env,
-            log_json=log_json,
-            park_bytes=config.park_bytes,
-            park_disk_bytes=config.park_disk_bytes,
-        ),
-        *lanes,
+        *plan_host(config.lane, config.park_bytes, config.park_disk_bytes, run_dir, cores, env),
         Managed(
             ProcessSpec(COORDINATOR, coordinator, child_env(env, gpu=False), run_dir.log(COORDINATOR)),
             ping=f"unix:{run_dir.socket(COORDINATOR)}",
         ),
     ]
+
+
+def plan_host(
+    options: LaneOptions,
+    park_bytes: int,
+    park_disk_bytes: int,
+    run_dir: RunDir,
+    cores: Sequence[tuple[int, ...]],
+    env: Mapping[str, str],
+) -> list[Managed]:
+    """Owner and lanes, one for each of `cores`: all that a host of another one's cluster has."""
+    owner = plan_owner(
+        options.pack,
+        run_dir,
+        env,
+        log_json=options.log_json,
+        park_bytes=park_bytes,
+        park_disk_bytes=park_disk_bytes,
+    )
+    park = park_bytes > 0
+    return [owner, *(plan_lane(options, number, run_dir, own, env, park=park) for number, own in enumerate(cores))]
 
 
 def plan_owner(

@@ -25,6 +25,7 @@ from coordinator.config import LANES_MAX
 from coordinator.errors import CoordinatorError
 from coordinator.fleet.states import OWNER, Backoff, FleetLimits
 from coordinator.grpc_server import start_server
+from coordinator.host.owner_status import ask_owner
 from coordinator.host.vigil import Vigil
 from coordinator.launchers.base import Launcher, ProcessHandle, ProcessSpec
 from coordinator.tasks import Tasks
@@ -277,8 +278,8 @@ def trim_log(path: Path, limit_bytes: int = LOG_LIMIT_BYTES, kept_bytes: int = L
 class KeeperService(keeper_pb2_grpc.KeepersServicer):
     """The supervisor over gRPC. The socket's directory (0700) is the access control."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
+    def __init__(self, supervisor: Supervisor, owner_socket: Path | None = None) -> None:
+        self._supervisor, self._owner_socket = supervisor, owner_socket
 
     async def Watch(
         self, request: keeper_pb2.WatchRequest, context: grpc.aio.ServicerContext
@@ -331,11 +332,27 @@ class KeeperService(keeper_pb2_grpc.KeepersServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return keeper_pb2.RemoveLaneReply()
 
+    async def Region(
+        self, request: keeper_pb2.RegionRequest, context: grpc.aio.ServicerContext
+    ) -> keeper_pb2.RegionReply:
+        """How far the owner is."""
+        status = await asyncio.to_thread(ask_owner, self._owner_socket) if self._owner_socket else None
+        if status is None:
+            return keeper_pb2.RegionReply()
+        return keeper_pb2.RegionReply(
+            state=status.state,
+            done_bytes=status.done_bytes,
+            total_bytes=status.total_bytes,
+            source=status.source,
+            fingerprint=status.fingerprint,
+            generation=status.generation,
+        )
 
-async def serve_keepers(supervisor: Supervisor, socket: Path) -> grpc.aio.Server:
-    """Serve the keepers on this socket, 0600."""
+
+async def serve_keepers(supervisor: Supervisor, socket: Path, owner_socket: Path | None = None) -> grpc.aio.Server:
+    """Serve the keepers on this socket, 0600. `owner_socket`: of the owner whom callers may ask about."""
     server = grpc.aio.server()
-    keeper_pb2_grpc.add_KeepersServicer_to_server(KeeperService(supervisor), server)
+    keeper_pb2_grpc.add_KeepersServicer_to_server(KeeperService(supervisor, owner_socket), server)
     server.add_insecure_port(f"unix:{socket}")
     await start_server(server)
     os.chmod(socket, 0o600)

@@ -1,4 +1,4 @@
-"""The coordinator's side of supervisor.sock: what runs on this host, and requests to start and stop.
+"""The coordinator's side of a supervisor's socket: what runs on its host, and requests to start and stop.
 
 Not here: decisions (fleet). Invariant: a snapshot is whole; the stream of snapshots is in order.
 """
@@ -11,10 +11,15 @@ from typing import Any
 
 import grpc
 
+from coordinator import limits
+from coordinator.fleet.link import Link
 from coordinator.fleet.states import Observed
+from coordinator.host.owner_status import OWNER_STATES, OwnerStatus
 from laneproto.v1 import keeper_pb2, keeper_pb2_grpc
 
 REQUEST_TIMEOUT_S = 30.0
+SUPERVISOR = "supervisor"
+_OPTIONS = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +36,13 @@ class SupervisorUnavailable(Exception):
 
 
 class SupervisorClient:
-    """Calls to the supervisor of this host."""
+    """Calls to the supervisor of this host by its address, of another one by the link to it."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(
-            address,
-            options=[("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)],
+    def __init__(self, where: str | Link) -> None:
+        self._channel = (
+            where.channel(SUPERVISOR, _OPTIONS)
+            if isinstance(where, Link)
+            else grpc.aio.insecure_channel(where, options=_OPTIONS)
         )
         self._stub = keeper_pb2_grpc.KeepersStub(self._channel)
 
@@ -67,6 +73,17 @@ class SupervisorClient:
     async def remove_lane(self, name: str) -> None:
         """Forget a lane that does not run."""
         await self._call(self._stub.RemoveLane, keeper_pb2.ProcessName(name=name))
+
+    async def region(self) -> OwnerStatus | None:
+        """How far the region of that host is; None when its owner does not answer."""
+        reply: keeper_pb2.RegionReply = await self._call(
+            self._stub.Region, keeper_pb2.RegionRequest(), limits.CALL_TIMEOUT_S
+        )
+        if reply.state not in OWNER_STATES:
+            return None
+        return OwnerStatus(
+            reply.state, reply.done_bytes, reply.total_bytes, reply.source, reply.fingerprint, reply.generation
+        )
 
     async def close(self) -> None:
         """Close the channel."""

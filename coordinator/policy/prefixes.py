@@ -1,6 +1,6 @@
 """Which lane remembers which beginnings of prompts, as the lanes themselves say.
 
-    chain of a prompt's blocks of 64 tokens ──longest first──▶ {lane: tokens}, parked: any lane takes it back
+    chain of a prompt's blocks of 64 tokens ──longest first──▶ {lane: tokens}; parked: its host
 
 Not here: hearing it from lanes (roster), making chains (the wire's own module). Pure. Invariants: at most
 `limits.KNOWN_PREFIXES` per lane, the one told longest ago is forgotten first; what a dead process knew is gone with it,
@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator import limits
+from coordinator.policy.host_names import host_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class PrefixIndex:
         self._of_lane.pop(lane, None)
 
     def places(self, chains: Sequence[bytes], at_most: int) -> tuple[dict[str, int], int]:
-        """Tokens of a prompt that each lane has in its own memory, and that are parked; of `at_most` tokens."""
+        """Tokens of a prompt that each lane has in its own memory, and that are parked on some host; of `at_most`."""
         lanes: dict[str, int] = {}
         parked = 0
         for value in chains:
@@ -90,18 +91,21 @@ class PrefixIndex:
         blocks. What is parked counts a little less than what the lane has at hand.
         """
         found: dict[str, float] = {}
-        parked = 0.0
+        parked: dict[str, float] = {}  # by host: what lies in one's pool is out of another's reach
         by_chain = self._by_chain
         # Of a prompt's chains (1,562 in 100,000 tokens) the index knows few: no line of Python for the others.
         for chain in filter(by_chain.__contains__, reversed(chains)):
             known = by_chain[chain]
-            if known.parked:
-                parked = max(parked, limits.PARKED_WORTH * max(map(max, known.parked.values())))
+            for lane, tokens in known.parked.items():
+                host, worth = host_of(lane), limits.PARKED_WORTH * max(tokens)
+                parked[host] = max(parked.get(host, 0.0), worth)
             for lane, tokens in known.live.items():
                 if lane not in found and lane in lanes:
                     found[lane] = float(max(tokens))
             if len(found) == len(lanes):
                 break
         if parked:
-            return {lane: max(found.get(lane, 0.0), parked) for lane in lanes}
+            for lane in lanes:
+                if worth := parked.get(host_of(lane), 0.0):
+                    found[lane] = max(found.get(lane, 0.0), worth)
         return found

@@ -139,7 +139,7 @@ async def test_an_owner_that_stands_still_is_killed_and_started_again(folder):
     owner = Managed(ProcessSpec("owner", argv, env, folder / "owner.log"), "")
     async with supervised(folder, owner, fake_lane(folder, "lane-0")) as supervisor:
         client = SupervisorClient(f"unix:{folder}/supervisor.sock")
-        async with FleetRoster(client, Fleet(QUICK), owner_socket=socket) as roster:
+        async with FleetRoster(client, Fleet(QUICK), owner=lambda: asyncio.to_thread(ask_owner, socket, 1.0)) as roster:
             await until(roster, lambda: states(roster).get("lane-0") == "ready")
             async with asyncio.timeout(60):
                 while ask_owner(socket) is None:

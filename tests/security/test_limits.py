@@ -281,6 +281,9 @@ def test_what_it_has_at_the_limit_and_one_below(name, made, monkeypatch):
 
 
 ELSEWHERE = {
+    "coordinator.HOSTS": "fault/test_hosts.py::test_how_many_hosts_and_one_of_a_name",
+    "coordinator.IDENTITY_BYTES": "unit/test_host_identity.py::test_the_size_of_a_file",
+    "coordinator.JOIN_BYTES": "fault/test_hosts.py::test_the_size_of_what_a_host_says",
     "coordinator.BODY_BYTES": "contract/test_door_http.py::test_the_size_of_a_body",
     "coordinator.GENERATION_CONFIG_BYTES": "unit/test_generation_config.py::test_size_at_the_limit",
     "coordinator.CLIENT_REQUEST_ID_CHARS":
@@ -376,6 +379,7 @@ def test_the_named_test_exists(name):
 
 # Ends in _S or _MS: a time, tested where it is waited for. Begins with DEFAULT_: what holds when nobody says.
 NO_BOUND = {
+    "coordinator.GATE_BUFFER_BYTES": "more waits",
     "coordinator.KIB": "a unit",
     "coordinator.MIB": "a unit",
     "coordinator.SUSPECT_STEPS": "a time, in steps",

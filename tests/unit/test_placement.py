@@ -201,6 +201,38 @@ def test_prefixes_by_their_longest_known_beginning() -> None:
     assert len(index) == 0
 
 
+def test_what_is_parked_on_a_host_is_of_use_to_its_own_lanes_only() -> None:
+    index = PrefixIndex()
+    index.add("build-2/lane-0", [Prefix(bytes([1, 2]), 130, parked=True)])
+    lanes = ["lane-0", "build-2/lane-0", "build-2/lane-1", "build-3/lane-0"]
+    there = limits.PARKED_WORTH * 130
+    assert index.remembered(chain(1, 2, 3), lanes) == {"build-2/lane-0": there, "build-2/lane-1": there}
+    index.add("lane-0", [Prefix(bytes([1]), 64, parked=True)])
+    index.add("build-3/lane-0", [Prefix(bytes([1]), 64)])
+    here = limits.PARKED_WORTH * 64
+    assert index.remembered(chain(1, 2, 3), lanes) == {
+        "lane-0": here, "build-2/lane-0": there, "build-2/lane-1": there, "build-3/lane-0": 64.0,
+    }  # fmt: skip
+
+
+def test_a_conversation_parked_on_a_host_goes_back_there_unless_waiting_costs_more_than_reading_again() -> None:
+    placer = Placer()
+    seats = [Seat(name, b"1") for name in ("lane-0", "b/lane-0", "b/lane-1")]
+    placer.tell(seats[1], [Prefix(bytes([1, 2]), 10_000, parked=True)], [], anew=True)
+    job = Job(None, 10_100, 8, chain(1, 2, 3))
+
+    def goes_to(busy_s: dict[str, float]) -> str | None:
+        look = placer.look({seat: [busy_s[seat.lane]] if seat.lane in busy_s else [] for seat in seats}, 1)
+        proposal = placer.propose(job, look)
+        begins = not proposal.choice.wait_s(0.0, others=False)
+        return proposal.placed.seat.lane if proposal.placed and begins else None
+
+    assert goes_to({}) in ("b/lane-0", "b/lane-1")
+    assert goes_to({"b/lane-0": 100.0}) == "b/lane-1"  # any lane of that host
+    assert goes_to({"b/lane-0": 100.0, "b/lane-1": 100.0}) == "lane-0"  # read again on the other host
+    assert goes_to({"b/lane-0": 0.01, "b/lane-1": 100.0}) is None  # it waits for the host that has it
+
+
 def test_prefixes_of_a_lane_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "KNOWN_PREFIXES", 3)
     index = PrefixIndex()

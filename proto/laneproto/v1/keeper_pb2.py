@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19laneproto/v1/keeper.proto\x12\x14\x65xpressway.keeper.v1\"\x0e\n\x0cWatchRequest\"\x1b\n\x0bProcessName\x12\x0c\n\x04name\x18\x01 \x01(\t\",\n\x0bStopRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x02\"\x0c\n\nStartReply\"\x0b\n\tStopReply\"\x10\n\x0e\x41\x64\x64LaneRequest\"\x11\n\x0fRemoveLaneReply\"\x8b\x01\n\x07Process\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x31\n\x05phase\x18\x02 \x01(\x0e\x32\".expressway.keeper.v1.ProcessPhase\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x11\n\texit_code\x18\x04 \x01(\x11\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x0e\n\x06starts\x18\x06 \x01(\r\"<\n\x08Snapshot\x12\x30\n\tprocesses\x18\x01 \x03(\x0b\x32\x1d.expressway.keeper.v1.Process*}\n\x0cProcessPhase\x12\x1d\n\x19PROCESS_PHASE_UNSPECIFIED\x10\x00\x12\x19\n\x15PROCESS_PHASE_RUNNING\x10\x01\x12\x18\n\x14PROCESS_PHASE_EXITED\x10\x02\x12\x19\n\x15PROCESS_PHASE_STOPPED\x10\x03\x32\x9e\x03\n\x07Keepers\x12M\n\x05Watch\x12\".expressway.keeper.v1.WatchRequest\x1a\x1e.expressway.keeper.v1.Snapshot0\x01\x12L\n\x05Start\x12!.expressway.keeper.v1.ProcessName\x1a .expressway.keeper.v1.StartReply\x12J\n\x04Stop\x12!.expressway.keeper.v1.StopRequest\x1a\x1f.expressway.keeper.v1.StopReply\x12R\n\x07\x41\x64\x64Lane\x12$.expressway.keeper.v1.AddLaneRequest\x1a!.expressway.keeper.v1.ProcessName\x12V\n\nRemoveLane\x12!.expressway.keeper.v1.ProcessName\x1a%.expressway.keeper.v1.RemoveLaneReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19laneproto/v1/keeper.proto\x12\x14\x65xpressway.keeper.v1\"\x0e\n\x0cWatchRequest\"\x1b\n\x0bProcessName\x12\x0c\n\x04name\x18\x01 \x01(\t\",\n\x0bStopRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x02\"\x0c\n\nStartReply\"\x0b\n\tStopReply\"\x10\n\x0e\x41\x64\x64LaneRequest\"\x11\n\x0fRemoveLaneReply\"\x8b\x01\n\x07Process\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x31\n\x05phase\x18\x02 \x01(\x0e\x32\".expressway.keeper.v1.ProcessPhase\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x11\n\texit_code\x18\x04 \x01(\x11\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x0e\n\x06starts\x18\x06 \x01(\r\"<\n\x08Snapshot\x12\x30\n\tprocesses\x18\x01 \x03(\x0b\x32\x1d.expressway.keeper.v1.Process\"\x0f\n\rRegionRequest\"~\n\x0bRegionReply\x12\r\n\x05state\x18\x01 \x01(\t\x12\x12\n\ndone_bytes\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x05 \x01(\x0c\x12\x12\n\ngeneration\x18\x06 \x01(\x0c*}\n\x0cProcessPhase\x12\x1d\n\x19PROCESS_PHASE_UNSPECIFIED\x10\x00\x12\x19\n\x15PROCESS_PHASE_RUNNING\x10\x01\x12\x18\n\x14PROCESS_PHASE_EXITED\x10\x02\x12\x19\n\x15PROCESS_PHASE_STOPPED\x10\x03\x32\xf0\x03\n\x07Keepers\x12M\n\x05Watch\x12\".expressway.keeper.v1.WatchRequest\x1a\x1e.expressway.keeper.v1.Snapshot0\x01\x12L\n\x05Start\x12!.expressway.keeper.v1.ProcessName\x1a .expressway.keeper.v1.StartReply\x12J\n\x04Stop\x12!.expressway.keeper.v1.StopRequest\x1a\x1f.expressway.keeper.v1.StopReply\x12R\n\x07\x41\x64\x64Lane\x12$.expressway.keeper.v1.AddLaneRequest\x1a!.expressway.keeper.v1.ProcessName\x12V\n\nRemoveLane\x12!.expressway.keeper.v1.ProcessName\x1a%.expressway.keeper.v1.RemoveLaneReply\x12P\n\x06Region\x12#.expressway.keeper.v1.RegionRequest\x1a!.expressway.keeper.v1.RegionReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'laneproto.v1.keeper_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROCESSPHASE']._serialized_start=410
-  _globals['_PROCESSPHASE']._serialized_end=535
+  _globals['_PROCESSPHASE']._serialized_start=555
+  _globals['_PROCESSPHASE']._serialized_end=680
   _globals['_WATCHREQUEST']._serialized_start=51
   _globals['_WATCHREQUEST']._serialized_end=65
   _globals['_PROCESSNAME']._serialized_start=67
@@ -51,6 +51,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROCESS']._serialized_end=346
   _globals['_SNAPSHOT']._serialized_start=348
   _globals['_SNAPSHOT']._serialized_end=408
-  _globals['_KEEPERS']._serialized_start=538
-  _globals['_KEEPERS']._serialized_end=952
+  _globals['_REGIONREQUEST']._serialized_start=410
+  _globals['_REGIONREQUEST']._serialized_end=425
+  _globals['_REGIONREPLY']._serialized_start=427
+  _globals['_REGIONREPLY']._serialized_end=553
+  _globals['_KEEPERS']._serialized_start=683
+  _globals['_KEEPERS']._serialized_end=1179
 # @@protoc_insertion_point(module_scope)

@@ -73,3 +73,23 @@ class Snapshot(_message.Message):
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     processes: _containers.RepeatedCompositeFieldContainer[Process]
     def __init__(self, processes: _Optional[_Iterable[_Union[Process, _Mapping]]] = ...) -> None: ...
+
+class RegionRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RegionReply(_message.Message):
+    __slots__ = ("state", "done_bytes", "total_bytes", "source", "fingerprint", "generation")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    done_bytes: int
+    total_bytes: int
+    source: str
+    fingerprint: bytes
+    generation: bytes
+    def __init__(self, state: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., source: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., generation: _Optional[bytes] = ...) -> None: ...

@@ -59,6 +59,11 @@ class KeepersStub:
                 request_serializer=laneproto_dot_v1_dot_keeper__pb2.ProcessName.SerializeToString,
                 response_deserializer=laneproto_dot_v1_dot_keeper__pb2.RemoveLaneReply.FromString,
                 _registered_method=True)
+        self.Region = channel.unary_unary(
+                '/expressway.keeper.v1.Keepers/Region',
+                request_serializer=laneproto_dot_v1_dot_keeper__pb2.RegionRequest.SerializeToString,
+                response_deserializer=laneproto_dot_v1_dot_keeper__pb2.RegionReply.FromString,
+                _registered_method=True)
 
 
 class KeepersServicer:
@@ -98,6 +103,13 @@ class KeepersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Region(self, request, context):
+        """How far the region's owner of this host is: its socket can be asked from this host only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KeepersServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +137,11 @@ def add_KeepersServicer_to_server(servicer, server):
                     servicer.RemoveLane,
                     request_deserializer=laneproto_dot_v1_dot_keeper__pb2.ProcessName.FromString,
                     response_serializer=laneproto_dot_v1_dot_keeper__pb2.RemoveLaneReply.SerializeToString,
+            ),
+            'Region': grpc.unary_unary_rpc_method_handler(
+                    servicer.Region,
+                    request_deserializer=laneproto_dot_v1_dot_keeper__pb2.RegionRequest.FromString,
+                    response_serializer=laneproto_dot_v1_dot_keeper__pb2.RegionReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -262,6 +279,33 @@ class Keepers:
             '/expressway.keeper.v1.Keepers/RemoveLane',
             laneproto_dot_v1_dot_keeper__pb2.ProcessName.SerializeToString,
             laneproto_dot_v1_dot_keeper__pb2.RemoveLaneReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Region(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/expressway.keeper.v1.Keepers/Region',
+            laneproto_dot_v1_dot_keeper__pb2.RegionRequest.SerializeToString,
+            laneproto_dot_v1_dot_keeper__pb2.RegionReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,119 @@
+"""The door for hosts: `hosts.proto` over TCP with mutual TLS.
+
+Not here: what a host that is there means (fleet.hosts). Invariants: a caller is who its certificate says, whatever it
+sends; a host joins only with the same version and the same pack, and learns of a refusal with its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+import structlog
+
+from coordinator import limits
+from coordinator.config import Address
+from coordinator.doors.rich_error import abort
+from coordinator.errors import BadAddress, BadIdentity, CoordinatorError, OperationFailed
+from coordinator.fleet.hosts import Hosts
+from coordinator.grpc_server import start_server
+from coordinator.host.identity import HEAD, Identity, check_host
+from laneproto.v1 import hosts_pb2, hosts_pb2_grpc
+
+PROTOCOL_VERSION = 1
+INCARNATION_BYTES = 16
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a host must have, too."""
+
+    version: str
+    fingerprint: bytes
+
+    @classmethod
+    def of(cls, fingerprint: bytes) -> Served:
+        """With the version of this program."""
+        return cls(importlib.metadata.version("expressway"), fingerprint)
+
+
+class HostService(hosts_pb2_grpc.HostsServicer):
+    """The service on one `Hosts`; `running` says how many requests a lane has."""
+
+    def __init__(self, hosts: Hosts, served: Served, running: Callable[[str], int]) -> None:
+        self._hosts, self._served, self._running = hosts, served, running
+
+    async def Join(self, request: hosts_pb2.JoinRequest, context: grpc.aio.ServicerContext) -> hosts_pb2.JoinReply:
+        """It is there."""
+        try:
+            name = _caller(context)
+            self._check(request)
+            lanes = await self._hosts.join(name, request.address, request.incarnation)
+        except CoordinatorError as error:
+            await abort(context, error)
+        return hosts_pb2.JoinReply(
+            name=name, lanes=len(lanes), lanes_ready=sum(lane.state == "ready" for lane in lanes)
+        )
+
+    async def Leave(self, request: hosts_pb2.LeaveRequest, context: grpc.aio.ServicerContext) -> hosts_pb2.LeaveReply:
+        """It goes, as soon as nothing runs there, or its patience is over."""
+        try:
+            name = _caller(context)
+        except CoordinatorError as error:
+            await abort(context, error)
+        if self._hosts.draining(name, request.incarnation):
+            log.info("host leaves", host=name)
+            try:
+                while any(self._running(lane.name) for lane in self._hosts.lanes_of(name)):  # noqa: ASYNC110
+                    await asyncio.sleep(limits.OPERATION_LOOK_S)
+            finally:
+                await self._hosts.forget(name)
+        return hosts_pb2.LeaveReply()
+
+    def _check(self, request: hosts_pb2.JoinRequest) -> None:
+        if request.protocol_version != PROTOCOL_VERSION or request.version != self._served.version:
+            raise OperationFailed(f"another version: {request.version[:64]!r} here, {self._served.version!r} there")
+        if request.fingerprint != self._served.fingerprint:
+            raise OperationFailed("another pack: its fingerprint is not that of the coordinator's")
+        if len(request.incarnation) != INCARNATION_BYTES:
+            raise OperationFailed("no incarnation")
+        address = Address.parse(request.address, anywhere=True)
+        if address.path or not address.port:
+            raise BadAddress(f"{request.address[:64]!r}: expected HOST:PORT")
+
+
+def _caller(context: grpc.aio.ServicerContext) -> str:
+    """The name in the certificate; the handshake has checked whose it is."""
+    names = context.auth_context().get("x509_common_name", [])
+    name = names[0].decode("ascii", "replace") if len(names) == 1 else ""
+    if check_host(name) == HEAD:
+        raise BadIdentity("the coordinator's own certificate is for no other host")
+    return name
+
+
+@contextlib.asynccontextmanager
+async def host_door(
+    hosts: Hosts, served: Served, running: Callable[[str], int], identity: Identity, address: Address
+) -> AsyncIterator[Address]:
+    """The door, open; where. `BadAddress` when it cannot be."""
+    server = grpc.aio.server(
+        options=[("grpc.max_receive_message_length", limits.JOIN_BYTES), ("grpc.so_reuseport", 0)],
+        maximum_concurrent_rpcs=2 * limits.HOSTS,
+    )
+    hosts_pb2_grpc.add_HostsServicer_to_server(HostService(hosts, served, running), server)
+    try:
+        port = server.add_secure_port(str(address), identity.server_credentials())
+    except RuntimeError as error:
+        raise BadAddress(f"{address}: cannot listen there") from error
+    await start_server(server)
+    try:
+        yield Address(host=address.host, port=port)
+    finally:
+        await server.stop(None)

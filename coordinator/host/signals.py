@@ -1,0 +1,31 @@
+"""What a supervisor was told by signals: the first one stops it in order, a second one at once.
+
+Not here: what stopping means (cluster, member). Invariant: a signal cancels nothing by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Signals:
+    """Of this process; `listen` belongs to its event loop."""
+
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    now: asyncio.Event = field(default_factory=asyncio.Event)
+    first: int = 0
+
+    def listen(self) -> None:
+        """From now on, a signal cancels nothing by itself."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._received, number)
+
+    def _received(self, number: int) -> None:
+        if self.stop.is_set():
+            self.now.set()
+        self.first = self.first or number
+        self.stop.set()

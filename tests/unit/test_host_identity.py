@@ -1,0 +1,113 @@
+"""Certificates of a cluster's hosts: made once, private, and believed only by their own authority's."""
+
+import contextlib
+import os
+import ssl
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator import limits
+from coordinator.errors import BadIdentity
+from coordinator.host import authority
+from coordinator.host.identity import Identity, check_host, process_name
+
+
+def shakes_hands(server, client_identity, name):
+    """A handshake in memory; the server's view of the caller."""
+    context = ssl.create_default_context(cadata=client_identity.authority.decode())
+    context.load_cert_chain(client_identity.path)
+    pipes = [(ssl.MemoryBIO(), ssl.MemoryBIO()) for _ in range(2)]
+    (a_in, a_out), (b_in, b_out) = pipes
+    caller = context.wrap_bio(a_in, a_out, server_hostname=name)
+    called = server.context().wrap_bio(b_in, b_out, server_side=True)
+    for _ in range(6):
+        for end, out, into in ((caller, a_out, b_in), (called, b_out, a_in)):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+            into.write(out.read())
+    return dict(part[0] for part in called.getpeercert()["subject"])["commonName"]
+
+
+def test_hosts_of_one_authority_believe_each_other_and_no_other(tmp_path):
+    head = Identity.load(authority.create(tmp_path / "ids"))
+    host = Identity.load(authority.invite(tmp_path / "ids", "build-2"))
+    other = Identity.load(authority.create(tmp_path / "other"))
+    assert (head.name, host.name) == ("head", "build-2")
+    assert shakes_hands(host, head, process_name("lane-0", "build-2")) == "head"
+    with pytest.raises(ssl.SSLCertVerificationError):  # another host's name
+        shakes_hands(host, head, process_name("lane-0", "build-3"))
+    with pytest.raises(ssl.SSLError):
+        shakes_hands(host, other, process_name("lane-0", "build-2"))
+
+
+def test_files_are_private_and_never_replaced(tmp_path):
+    path = authority.create(tmp_path)
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.iterdir()} == {0o600}
+    with pytest.raises(BadIdentity, match="one already"):
+        authority.create(tmp_path)
+    authority.invite(tmp_path, "b")
+    with pytest.raises(BadIdentity, match="one already"):
+        authority.invite(tmp_path, "b")
+    with pytest.raises(BadIdentity, match="no authority"):
+        authority.invite(tmp_path / "empty", "b")
+    assert b"PRIVATE" in (tmp_path / "authority.pem").read_bytes()
+    assert path.read_bytes().count(b"PRIVATE KEY") == 2  # its own alone: begin and end
+    os.chmod(path, 0o640)
+    with pytest.raises(BadIdentity, match="this user alone"):
+        Identity.load(path)
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 31, "build-2", "0"])
+def test_names_that_a_host_may_have(name):
+    assert check_host(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "a" * 32, "-a", "a-", "a/b", "a.b", "A", "é", "a\n"])
+def test_names_that_no_host_may_have(tmp_path, name):
+    with pytest.raises(BadIdentity):
+        check_host(name)
+    with pytest.raises(BadIdentity):
+        authority.invite(tmp_path, name)
+
+
+def test_the_heads_name_is_not_given_away(tmp_path):
+    authority.create(tmp_path)
+    with pytest.raises(BadIdentity, match="own host"):
+        authority.invite(tmp_path, "head")
+
+
+def test_the_size_of_a_file(tmp_path):
+    path = authority.create(tmp_path)
+    text = path.read_bytes()
+    path.write_bytes(text + b"\n" * (limits.IDENTITY_BYTES - len(text)))
+    assert Identity.load(path).name == "head"
+    path.write_bytes(text + b"\n" * (limits.IDENTITY_BYTES - len(text) + 1))
+    with pytest.raises(BadIdentity, match="over"):
+        Identity.load(path)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ids")
+    return authority.create(folder).read_bytes(), authority.invite(folder, "b").read_bytes(), folder / "x.pem"
+
+
+@given(st.integers(0, 2000), st.binary(max_size=40))
+def test_any_other_bytes_are_refused_by_name(made, at, junk):
+    _, good, path = made
+    path.write_bytes(good[:at] + junk)
+    path.chmod(0o600)
+    if good[:at] + junk != good:
+        with contextlib.suppress(BadIdentity):
+            assert Identity.load(path).name == "b"  # junk after the last block, or none of it lost
+
+
+def test_a_key_of_another_certificate_is_refused(made):
+    head, host, path = made
+    cut = head.index(b"-----BEGIN CERTIFICATE")
+    path.write_bytes(head[:cut] + host[host.index(b"-----BEGIN CERTIFICATE") :])
+    path.chmod(0o600)
+    with pytest.raises(BadIdentity, match="belong together"):
+        Identity.load(path)
