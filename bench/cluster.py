@@ -40,12 +40,13 @@ def free_address(preferred_port: int) -> str:
 class Cluster:
     """`expressway serve PACK …` until the `with` block ends.
 
-    After entering: `http`, `grpc` (addresses), `pids` by process name, `run_dir`, `ready_s`.
+    After entering: `http`, `grpc`, `page` (addresses; no page: empty), `pids` by process name, `run_dir`, `ready_s`.
     Raises ClusterFailed when the server ends before it is ready.
     """
 
     http: str
     grpc: str
+    page: str
     pids: dict[str, int]
     run_dir: Path
     ready_s: float
@@ -82,6 +83,7 @@ class Cluster:
             ready = json.loads(line)
             if ready.get("ready"):
                 self.http, self.grpc = ready["http"], ready["grpc"]
+                self.page = ready["page"] or ""
                 self.pids = {name: int(pid) for name, pid in ready["pids"].items()}
                 self.run_dir, self.ready_s = Path(ready["run_dir"]), float(ready["ready_s"])
                 threading.Thread(target=self._drain, daemon=True).start()

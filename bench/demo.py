@@ -38,10 +38,11 @@ REPORTS = {
     "demo_interference": ("--scenario", "interference", "--concurrency", "2", "--rounds", "6"),
 }
 HINTS = """
-Stays up until Ctrl-C. In another terminal:
+Stays up until Ctrl-C; the live page is at http://{page}. In another terminal:
 
-  curl -s http://{http}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"messages": [{{"role": "user", "content": "Write `add(a, b)`."}}], "max_tokens": 99, "stream": true}}' -N
+  curl -s http://{http}/v1/chat/completions -H 'content-type: application/json' -N \\
+    -d '{{"messages": [{{"role": "user", "content": "Write `add(a, b)`."}}], \
+"reasoning_effort": "none", "stream": true}}'
   .venv/bin/expressway generate --address {grpc} --prompt 'def fibonacci(n):' --max-tokens 64
   .venv/bin/expressway status --cluster demo
 """
@@ -137,6 +138,11 @@ def measure(cluster: Cluster, folder: Path, console: Console) -> None:
         console.print(done.stdout, markup=False, soft_wrap=True)
 
 
+def show_hints(console: Console, http: str, grpc_door: str, page: str) -> None:
+    """What to try next. Whatever the terminal's width, a command stays one that can be copied."""
+    console.print(HINTS.format(http=http, grpc=grpc_door, page=page), markup=False, soft_wrap=True)
+
+
 def wait_for_signal() -> None:
     """Returns at the first SIGINT or SIGTERM."""
     waiting = {signal.SIGINT, signal.SIGTERM}
@@ -170,7 +176,7 @@ def main(once: bool, as_json: bool, report_dir: Path | None, launcher: str) -> N
             if as_json:
                 print(json.dumps(report(answers, total, memory)), flush=True)
             if not once:
-                console.print(HINTS.format(http=cluster.http, grpc=cluster.grpc), markup=False)
+                show_hints(console, cluster.http, cluster.grpc, cluster.page)
                 wait_for_signal()
     except (ClusterFailed, grpc.aio.AioRpcError) as error:
         console.print(f"[red]demo: {error}[/]")

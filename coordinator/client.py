@@ -138,6 +138,15 @@ def _unreachable(said: str) -> str:
     """gRPC names attempts, layers and fields; the last of its words are the reason."""
     if "HTTP/2" in said or "http1" in said:
         return "what answers there does not speak gRPC; the gRPC door has an address of its own (`expressway status`)"
+    if "WRONG_VERSION_NUMBER" in said:
+        return "what answers there does not speak TLS"
+    if "CERTIFICATE_VERIFY_FAILED" in said or "Verification Check failed" in said:
+        why = (
+            "it is of another name" if "Hostname" in said else said.partition("VERIFY_FAILED: ")[2].removesuffix(": OK")
+        )
+        return f"the certificate of what answers there is not trusted: {why[:200]}"
+    if said.endswith(": Socket closed"):
+        return "what answers there closed the connection; it may speak TLS only"
     reason = said.rpartition(": ")[2].rpartition("address lookup failed for ")[2].strip("[] ")
     return f"nobody answers there: {reason[:200] or 'no reason given'}"
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from coordinator.errors import BadOption
 from coordinator.model_sizes import ModelSizes
+from coordinator.units import size
 
 GB = 1e9
 PROCESS_BYTES = 350 << 20  # a lane's own heap, libraries and page tables: bench/LOG.md, "What the second lane costs"
@@ -114,9 +115,9 @@ def plan(sizes: ModelSizes, host: Host, load: Load, rates: Rates, lanes: int) ->
     reasons = []
     free = host.ram_bytes - HOST_FLOOR_BYTES - ram
     if free < 0:
-        reasons.append(f"RAM: {-free} bytes are missing")
+        reasons.append(f"RAM: {size(-free)} are missing")
     if gpu and room < 0:
-        reasons.append(f"VRAM: {-room} bytes are missing before any expert is cached")
+        reasons.append(f"VRAM: {size(-room)} are missing before any expert is cached")
     if cores < 1:
         reasons.append(f"cores: {lanes} lanes on {host.cores}")
     low, high = (_step(sizes, element, rates, gpu, max(1, cores), lanes, hit) for hit in hits)

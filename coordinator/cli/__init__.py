@@ -7,6 +7,7 @@ everything for people to stderr.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import signal
@@ -34,6 +35,15 @@ class _Commands(click.Group):
             return None
         command: click.Command = importlib.import_module(f"coordinator.cli.{cmd_name.replace('-', '_')}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "`expressway --help` lists them"
+            raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -132,9 +132,11 @@ def _text(path: str) -> str | None:
 
 
 def show(checks: list[Check]) -> None:
-    """For people: one line each, and the remedy below where there is one."""
+    """For people: one line each, and the remedy below where there is one. Never broken: they hold commands."""
     console = Console(highlight=False)
     for check in checks:
-        console.print(Text.assemble((f"{check.state:>4}  ", _STYLES[check.state]), f"{check.name}: {check.found}"))
+        console.print(
+            Text.assemble((f"{check.state:>4}  ", _STYLES[check.state]), f"{check.name}: {check.found}"), soft_wrap=True
+        )
         if check.remedy:
-            console.print(Text(f"      → {check.remedy}"))
+            console.print(Text(f"      → {check.remedy}"), soft_wrap=True)

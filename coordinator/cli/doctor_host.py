@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.cli.doctor_checks import Check
+from coordinator.units import size
 
 GIB = 1 << 30
 LOW_MEMORY_BYTES = 4 * GIB
@@ -28,7 +29,7 @@ def memory(meminfo: str) -> Check:
     available = available_bytes(meminfo)
     if available is None:
         return Check("memory", "warn", "cannot be read")
-    text = f"{available / GIB:.1f} GiB available"
+    text = f"{size(available)} available"
     if available < LOW_MEMORY_BYTES:
         return Check("memory", "warn", text, "the experts of a pack must fit: `expressway doctor PACK` compares")
     return Check("memory", "ok", text)
@@ -47,8 +48,8 @@ def pack_fits(described: Mapping[str, Any], meminfo: str, free_huge_pages: int, 
         return Check(name, "warn", "free memory cannot be read")
     where = " (in reserved huge pages)" if in_pool else ""
     text = (
-        f"region {region / GIB:.1f} GiB{where} and {lanes} x {lane / GIB:.1f} GiB for CPU lanes, "
-        f"{available / GIB:.1f} GiB available; conversations come on top"
+        f"region {size(region)}{where} and {lanes} x {size(lane)} for CPU lanes, "
+        f"{size(available)} available; conversations come on top"
     )
     if needed > available:
         return Check(name, "fail", text, "fewer --lanes, a smaller --vram-budget, or `expressway pack --experts q4g64`")
@@ -99,7 +100,7 @@ def huge_pages(free: str | None) -> Check:
         return Check("huge pages", "ok", "none on this kernel; 4 KiB pages serve")
     if int(free) == 0:
         return Check("huge pages", "ok", "none reserved; 4 KiB pages serve (vm.nr_hugepages reserves some)")
-    return Check("huge pages", "ok", f"{int(free)} free of 2 MiB, {int(free) * HUGE_PAGE_BYTES / GIB:.1f} GiB")
+    return Check("huge pages", "ok", f"{int(free)} free of 2 MiB, {size(int(free) * HUGE_PAGE_BYTES)}")
 
 
 def transparent_huge_pages(shared: str | None) -> Check:
@@ -121,7 +122,7 @@ def state_disk(state: Path) -> Check:
         free = shutil.disk_usage(root).free
     except OSError as error:
         return Check("state directory", "fail", f"{state}: {error.strerror}", "set XDG_STATE_HOME")
-    text = f"{state}: {free / GIB:.1f} GiB free"
+    text = f"{state}: {size(free)} free"
     if free < LOW_DISK_BYTES:
         return Check("state directory", "warn", text, "free some space, or set XDG_STATE_HOME to another disk")
     return Check("state directory", "ok", text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ def revoke(name: str, beginning: str | None, as_json: bool, path: Path | None) -
     entry["keys"] = kept
     _write(path, tenants)
     print(json.dumps({"revoked": gone}) if as_json else f"{gone} key{'s' if gone > 1 else ''} revoked")
+    if not any(each.get("keys") for each in tenants):
+        print(f"no key is left: nobody may use the doors; without {path}, the next start needs none", file=sys.stderr)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

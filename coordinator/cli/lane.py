@@ -99,8 +99,19 @@ async def _follow(target: str, call: Call) -> dict[str, Any]:
                 if isinstance(message, admin_pb2.Progress):
                     told |= {"state": message.state, "doing": message.doing, "running": message.running}
                 if told != last:
-                    print(" ".join(f"{value}" for value in told.values()), file=sys.stderr, flush=True)
+                    print(progress_line(told), file=sys.stderr, flush=True)
                 last = told
         except grpc.aio.AioRpcError as error:
             raise refusal(error) from None
     return last
+
+
+def progress_line(told: dict[str, Any]) -> str:
+    """`lane-0: draining, 2 answers running`, and the lane's name alone where it is all that is told."""
+    doing, running = told.get("doing", ""), told.get("running", 0)
+    parts = [told["state"]] if "state" in told else []
+    if doing and doing not in ("done", told["state"]):
+        parts.append(doing)
+    if running:
+        parts.append(f"{running} answer{'s' if running > 1 else ''} running")
+    return f"{told['lane']}: {', '.join(parts)}" if parts else str(told["lane"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from coordinator.model_sizes import ModelSizes, read_sizes
 from coordinator.pack_facts import inspect_pack
 from coordinator.pack_file import read_pack_file
 from coordinator.sizing import ASSUMPTIONS, Host, Load, Plan, Rates, most_lanes, plan
+from coordinator.units import rate, size
 
 RATES_FILE_BYTES = 64 << 10
 SHOWN_LANES = 8
@@ -109,43 +111,38 @@ def show(sizes: ModelSizes, host: Host, load: Load, plans: list[Plan], *, measur
     console.print(
         f"{sizes.name}: {sizes.layers} layers of {sizes.experts} experts, {sizes.experts_per_token} a token, "
         f"{sizes.expert_format}\n"
-        f"region {_size(sizes.region_bytes)}, once a host; a token reads {_size(sizes.expert_bytes_per_token)} of it\n"
-        f"n-gram tables {_size(sizes.ngram_bytes)} on disk\n"
-        f"each lane: dense weights {_size(plans[0].dense_bytes)}, state {_size(plans[0].state_bytes)} "
+        f"region {size(sizes.region_bytes)}, once a host; a token reads {size(sizes.expert_bytes_per_token)} of it\n"
+        f"n-gram tables {size(sizes.ngram_bytes)} on disk\n"
+        f"each lane: dense weights {size(plans[0].dense_bytes)}, state {size(plans[0].state_bytes)} "
         f"({load.conversations} conversations of {load.tokens} tokens)"
     )
     table = Table("lanes", "cores each", "RAM", "RAM left", "cache", "hits", "tokens/s a lane", "all", box=None)
     for each in plans:
         table.add_row(
-            *(str(each.lanes), str(each.cores_per_lane), _size(each.ram_bytes), _size(each.ram_free_bytes)),
-            f"{_size(each.cache_bytes)} = {each.cache_share:.0%}",
-            _range(each.hit_rate, "{:.0%}"),
-            _range(each.tokens_per_s, "{:.3g}"),
-            _range(each.total_tokens_per_s, "{:.3g}"),
+            *(str(each.lanes), str(each.cores_per_lane), size(each.ram_bytes), size(each.ram_free_bytes)),
+            f"{size(each.cache_bytes)} = {each.cache_share:.0%}",
+            _range(each.hit_rate, "{:.0%}".format),
+            _range(each.tokens_per_s, rate),
+            _range(each.total_tokens_per_s, rate),
         )
     console.print(table)
     if (bound := plans[0].prefill_tokens_per_s) is not None:
-        console.print(f"reading a prompt: at most {bound:.3g} tokens/s a lane, bound by the link")
+        console.print(f"reading a prompt: at most {rate(bound)} tokens/s a lane, bound by the link")
     for each in plans:
         for reason in each.reasons:
-            console.print(f"{each.lanes} lanes do not fit: {reason}")
+            console.print(f"{_lanes(each.lanes)} not fit: {reason}")
     console.print("rates: " + ("measured" if measured else "assumed; `python -m bench.rates` measures this host's"))
     for line in ASSUMPTIONS:
         console.print(f"assumed: {line}")
 
 
-def _range(pair: tuple[float, float], form: str) -> str:
-    low, high = (form.format(value) for value in pair)
+def _range(pair: tuple[float, float], form: Callable[[float], str]) -> str:
+    low, high = (form(value) for value in pair)
     return low if low == high else f"{low} to {high}"
 
 
-def _size(n: int) -> str:
-    value, sign = float(abs(n)), "-" if n < 0 else ""
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{sign}{value:.4g} {unit}"
-        value /= 1024
-    return f"{sign}{value:.4g} GiB"
+def _lanes(n: int) -> str:
+    return "1 lane does" if n == 1 else f"{n} lanes do"
 
 
 def _host_ram() -> int:

@@ -52,6 +52,8 @@ class Text:
 
     def windows(self, length: int, most: int) -> list[slice]:
         """Up to `most` windows of `length` tokens, spread evenly."""
+        if not most:
+            return []
         count = self.ids.shape[0] // length
         step = max(1, count // most)
         return [slice(i * length, (i + 1) * length) for i in range(0, count, step)][:most]

@@ -60,12 +60,22 @@ async def test_the_client_and_the_command_speak_tls(tmp_path: Path, pair: Tls) -
         words = ["generate", "--address", target, "--prompt", "Hi", "--chat", "--json"]
         done = await asyncio.to_thread(CliRunner().invoke, commands, [*words, "--tls-ca", str(pair.certificate)])
         assert json.loads(done.stdout)["text"] == said
-        for plain_or_unknown in ([], ["--tls"]):  # nobody there, or somebody the system does not know
+        for plain_or_unknown, why in (([], "may speak TLS only"), (["--tls"], "not trusted: self")):
             done = await asyncio.to_thread(CliRunner().invoke, commands, [*words, *plain_or_unknown])
             assert getattr(done.exception, "code", None) == "unreachable"
+            assert why in str(done.exception)
         async with Client(target, tls=Trust(pair.certificate, "elsewhere.example"), tries=1) as client:
-            with pytest.raises(CoordinatorError):
+            with pytest.raises(CoordinatorError, match="not trusted: it is of another name"):
                 await client.text("Hi")
+
+
+async def test_a_door_without_tls_is_named_so(tmp_path: Path, pair: Tls) -> None:
+    async with (
+        open_doors(tmp_path) as cluster,
+        Client(str(cluster.doors.grpc), tls=Trust(pair.certificate), tries=1) as client,
+    ):
+        with pytest.raises(CoordinatorError, match="what answers there does not speak TLS"):
+            await client.text("Hi")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no certificate", b"\xff"])

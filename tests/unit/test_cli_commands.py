@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from coordinator.cli import COMMANDS, commands, main
 from coordinator.cli.answer import Collected
+from coordinator.cli.lane import progress_line
 from coordinator.cli.progress import Progress
 from coordinator.cli.sampling_options import fill, parse_bias, parse_ids
 from coordinator.errors import BadOption, StartFailed
@@ -83,6 +84,26 @@ def test_wrong_usage_and_refusals_through_the_real_entry(tmp_path):
     unreachable = cli("generate", "--address", f"unix:{tmp_path}/none", "--prompt-ids", "1")
     assert (unreachable.returncode, unreachable.stdout) == (1, "")
     assert unreachable.stderr.startswith("error: unreachable: ")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("stauts", "did you mean 'status'?"), ("zzz", "`expressway --help` lists them")]
+)
+def test_an_unknown_command_ends_with_a_hint(word, hint):
+    assert f"there is no command '{word}'; {hint}" in CliRunner().invoke(commands, [word]).output
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({}, "lane-2"),
+        ({"state": "draining", "doing": "draining", "running": 2}, "lane-2: draining, 2 answers running"),
+        ({"state": "draining", "doing": "stopping", "running": 1}, "lane-2: draining, stopping, 1 answer running"),
+        ({"state": "ready", "doing": "done", "running": 0}, "lane-2: ready"),
+    ],
+)
+def test_progress_of_a_lane_in_words(told, said):
+    assert progress_line({"lane": "lane-2"} | told) == said
 
 
 def test_help_loads_neither_torch_nor_ray():

@@ -11,6 +11,7 @@ from coordinator.cli import main
 from coordinator.errors import BadOption, BadPack
 from coordinator.model_sizes import ModelSizes, read_sizes
 from coordinator.sizing import GPU_CONTEXT_BYTES, Host, Load, Rates, most_lanes, plan
+from coordinator.units import rate, size
 from tests.fakes.processes import tiny_pack
 
 GIB = 1 << 30
@@ -71,11 +72,14 @@ def test_ram_and_vram_at_the_limit_and_one_byte_less():
     host = Host("cpu", 1 << 50, 0, 8)
     need = 0 - (plan(LARGE, dataclasses.replace(host, ram_bytes=0), Load(), Rates(), 2).ram_free_bytes)
     assert plan(LARGE, dataclasses.replace(host, ram_bytes=need), Load(), Rates(), 2).fits
-    assert "RAM: 1 bytes" in plan(LARGE, dataclasses.replace(host, ram_bytes=need - 1), Load(), Rates(), 2).reasons[0]
+    assert (
+        "RAM: 1 B are missing"
+        in plan(LARGE, dataclasses.replace(host, ram_bytes=need - 1), Load(), Rates(), 2).reasons[0]
+    )
     one = plan(LARGE, Host("cuda", 1 << 50, 1 << 50, 8), Load(), Rates(), 1)
     need = one.dense_bytes + one.state_bytes + GPU_CONTEXT_BYTES
     assert plan(LARGE, Host("cuda", 1 << 50, need, 8), Load(), Rates(), 1).fits
-    assert "VRAM: 1 bytes" in plan(LARGE, Host("cuda", 1 << 50, need - 1, 8), Load(), Rates(), 1).reasons[0]
+    assert "VRAM: 1 B are missing" in plan(LARGE, Host("cuda", 1 << 50, need - 1, 8), Load(), Rates(), 1).reasons[0]
 
 
 def test_lanes_up_to_what_fits():
@@ -159,3 +163,35 @@ def test_given_rates_win(tmp_path, pack, capsys):
     _, out = run(capsys, str(pack), "--rates", str(file), "--lanes", "1", "--json")
     assert json.loads(out)["rates"]["cpu_layer_us"] == 0
     assert json.loads(out)["rates"]["measured"] is True
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (-619_455_808, "-590.8 MiB"), (3 * GIB // 2, "1.5 GiB"),
+     (4096 * GIB, "4096 GiB")],
+)  # fmt: skip
+def test_bytes_in_words(number, said):
+    assert size(number) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0.0, "0"),
+        (0.1234, "0.123"),
+        (88.16, "88.2"),
+        (99.96, "100"),
+        (118.4, "118"),
+        (999.6, "1000"),
+        (13_470, "13500"),
+    ],
+)
+def test_rates_in_words_have_no_exponent(value, said):
+    assert rate(value) == said
+
+
+def test_what_is_missing_is_said_as_sizes(capsys, pack):
+    code, out = run(capsys, str(pack), "--ram", "1000000000", "--cores", "2")
+    assert code == 1
+    assert "1 lane does not fit: RAM: " in out
+    assert " MiB are missing" in out
