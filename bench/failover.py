@@ -2,8 +2,8 @@
 
 Several streams ask a running cluster the same greedy questions again and again while busy lanes are killed. Every
 answer is compared with the one that the same question got before any kill. Not here: how the coordinator heals
-(dispatch). Equal means the same ids up to the first place where the two likeliest tokens are closer than the
-tolerance; what comes after such a place may differ and is counted apart.
+(dispatch). An answer that parts from its truth is judged by the model itself once the cluster is gone (near_tie); the
+result has every parting.
 """
 
 from __future__ import annotations
@@ -25,18 +25,12 @@ import grpc
 
 from bench import result
 from bench.cluster import Cluster, free_address
+from bench.near_tie import choice, parting
 from laneproto.v1 import admin_pb2, admin_pb2_grpc, lane_pb2, serve_pb2, serve_pb2_grpc
 
 REPLAYS = 2  # lanes that may be lost under an answer
-TOLERANCE = 2e-4  # of logprobs; the contract's for fp32
 
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A complete answer."""
-
-    ids: tuple[int, ...]
-    margins: tuple[float, ...]  # between the two likeliest tokens, at each place
+Ids = tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -44,39 +38,27 @@ class Tally:
     """What the streams saw."""
 
     equal: int = 0
-    margin_equal: int = 0
-    different: int = 0
+    parted: list[tuple[Ids, Ids, Ids]] = field(default_factory=list)  # prompt, truth, what was said
     failed: list[str] = field(default_factory=list)
     longest_pause_s: float = 0.0
 
 
-def compare(truth: Said, said: Said) -> str:
-    """`equal`, `margin_equal` or `different`."""
-    for place, (ours, theirs) in enumerate(zip(truth.ids, said.ids, strict=False)):
-        if ours != theirs:
-            return "margin_equal" if truth.margins[place] <= TOLERANCE else "different"
-    return "equal" if len(truth.ids) == len(said.ids) else "different"
-
-
-async def ask(stub: serve_pb2_grpc.ExpresswayStub, prompt: list[int], max_tokens: int) -> tuple[Said | str, float]:
+async def ask(stub: serve_pb2_grpc.ExpresswayStub, prompt: list[int], max_tokens: int) -> tuple[Ids | str, float]:
     """An answer, or the code of the error that it got; and the longest pause between two events."""
     request = serve_pb2.GenerateRequest(
-        token_ids=serve_pb2.TokenIds(ids=prompt), max_tokens=max_tokens, logprobs=2, ignore_eos=True
+        token_ids=serve_pb2.TokenIds(ids=prompt), max_tokens=max_tokens, ignore_eos=True
     )
     ids: list[int] = []
-    margins: list[float] = []
     longest_s, last = 0.0, time.monotonic()
     try:
         async for event in stub.Generate(request):
             longest_s, last = max(longest_s, time.monotonic() - last), time.monotonic()
-            for token in event.delta.tokens:
-                ids.append(token.id)
-                margins.append(token.top[0].logprob - token.top[1].logprob)
+            ids += [token.id for token in event.delta.tokens]
             if event.HasField("finished") and event.finished.reason == lane_pb2.FINISH_REASON_ERROR:
                 return event.finished.error_code, longest_s
     except grpc.aio.AioRpcError as error:
         return str(error.code()), longest_s
-    return Said(tuple(ids), tuple(margins)), longest_s
+    return tuple(ids), longest_s
 
 
 async def kill_lanes(page: str, admin: admin_pb2_grpc.AdminStub, kills: int, end: float) -> int:
@@ -108,8 +90,8 @@ async def kill_lanes(page: str, admin: admin_pb2_grpc.AdminStub, kills: int, end
     return losses["all"]
 
 
-async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, object]:
-    """The whole run."""
+async def run(cluster: Cluster, options: argparse.Namespace) -> tuple[Tally, dict[str, object]]:
+    """Streams and kills."""
     prompts = [[3 + (17 * stream + step) % 200 for step in range(12)] for stream in range(options.streams)]
     tally, stop = Tally(), asyncio.Event()
     async with (
@@ -117,10 +99,10 @@ async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, ob
         grpc.aio.insecure_channel(f"unix:{cluster.run_dir}/coordinator.sock") as operator,
     ):
         stub = serve_pb2_grpc.ExpresswayStub(channel)
-        truths: list[Said] = []
+        truths: list[Ids] = []
         for prompt in prompts:
             said, _ = await ask(stub, prompt, options.max_tokens)
-            assert isinstance(said, Said), said
+            assert isinstance(said, tuple), said
             truths.append(said)
 
         async def stream(number: int) -> None:
@@ -129,9 +111,10 @@ async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, ob
                 tally.longest_pause_s = max(tally.longest_pause_s, pause_s)
                 if isinstance(said, str):
                     tally.failed.append(said)
+                elif said == truths[number]:
+                    tally.equal += 1
                 else:
-                    verdict = compare(truths[number], said)
-                    setattr(tally, verdict, getattr(tally, verdict) + 1)
+                    tally.parted.append((tuple(prompts[number]), truths[number], said))
 
         begin = time.monotonic()
         streams = [asyncio.create_task(stream(number)) for number in range(options.streams)]
@@ -139,16 +122,31 @@ async def measure(cluster: Cluster, options: argparse.Namespace) -> dict[str, ob
         kills = await kill_lanes(options.page, admin, options.kills, begin + options.seconds)
         stop.set()
         await asyncio.gather(*streams)
+    seconds = round(time.monotonic() - begin, 1)
+    return tally, {"kills": kills, "streams": options.streams, "seconds": seconds}
+
+
+def judged(pack: Path, tally: Tally) -> dict[str, object]:
+    """The result's part about answers: each that parted from its truth, and whether the model hardly chose there."""
+    partings: list[dict[str, object]] = []
+    for prompt, truth, said in tally.parted:
+        place = parting(truth, said)
+        if place is None or place >= min(len(truth), len(said)):
+            partings.append({"place": place, "near": False, "tokens": [len(truth), len(said)]})
+            continue
+        found = choice(pack, [*prompt, *truth[:place]], truth[place], said[place])
+        partings.append(
+            {"place": place, "near": found.near, "apart": round(found.apart, 6), "allowed": round(found.allowed, 6)}
+        )
+    near = sum(bool(each["near"]) for each in partings)
     return {
-        "kills": kills,
-        "streams": options.streams,
-        "equal": tally.different == 0 and not tally.failed,
+        "equal": near == len(partings) and not tally.failed,
         "answers": {
-            "equal": tally.equal, "margin_equal": tally.margin_equal, "different": tally.different,
+            "equal": tally.equal, "margin_equal": near, "different": len(partings) - near,
             "failed": sorted(tally.failed),
         },
+        "partings": partings,
         "longest_pause_s": round(tally.longest_pause_s, 3),
-        "seconds": round(time.monotonic() - begin, 1),
     }  # fmt: skip
 
 
@@ -166,13 +164,13 @@ def main() -> None:
     options.page = free_address(8002)
     serve = ["--lanes", str(options.lanes), "--cluster", f"failover-{os.getpid()}", "--http", "127.0.0.1:0"]
     with Cluster(options.pack, [*serve, "--grpc", "127.0.0.1:0", "--page", options.page], quiet=True) as cluster:
-        measured = asyncio.run(measure(cluster, options))
+        tally, measured = asyncio.run(run(cluster, options))
     framed = result.frame(
         "bench.failover", ["PACK", *(word for word in sys.argv[1:] if "/" not in word and word != "--out")],
         pack={"name": options.pack.name}, packages=("expressway", "grpcio"),
         conditions={"lanes": options.lanes, "max_tokens": options.max_tokens, "device": "cpu", "greedy": True},
     )  # fmt: skip
-    result.write({**framed, **measured}, options.out)
+    result.write({**framed, **measured, **judged(options.pack, tally)}, options.out)
 
 
 if __name__ == "__main__":
