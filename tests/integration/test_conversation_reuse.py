@@ -1,11 +1,17 @@
 """A conversation taken up again says what one read from the beginning says, and reads hardly more than what is new.
 
-EXPRESSWAY_CONVERSATIONS sets how many conversations are split at how many points (50 x 5 is run by hand).
+EXPRESSWAY_CONVERSATIONS sets how many conversations are split at how many points (50 x 5 is run by hand),
+EXPRESSWAY_CONVERSATIONS_MODEL of which model: a preset with random weights and random tokens, or a pack, which then
+reads this repository's own sources.
 """
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import pytest
+from tokenizers import Tokenizer
 
 from bench.checkpoint import write_checkpoint
 from bench.tiny_model import PRESETS
@@ -16,58 +22,82 @@ from tests.fakes.processes import tiny_pack
 from tests.fakes.talk import Talk, difference, loaded, margin_equal
 
 CONVERSATIONS, SPLITS = (int(n) for n in os.environ.get("EXPRESSWAY_CONVERSATIONS", "4x2").split("x"))
-PRESET = os.environ.get("EXPRESSWAY_CONVERSATIONS_PRESET", "tiny")
+MODEL = os.environ.get("EXPRESSWAY_CONVERSATIONS_MODEL", "tiny")
 ANSWER = 6
+CONTEXT = 2048
+KEPT_BYTES = (8 if MODEL in PRESETS else 64) << 20
+SOURCES = Path(__file__).parents[2] / "coordinator"
 
 
 def made(folder, *, drafts=False):
-    if PRESET == "tiny" and not drafts:
+    if MODEL not in PRESETS:
+        return Path(MODEL)
+    if MODEL == "tiny" and not drafts:
         return tiny_pack(folder, "f32")
-    source = write_checkpoint(folder / "source", PRESETS[PRESET], 0, tokenizer=False, mtp=drafts)
+    source = write_checkpoint(folder / "source", PRESETS[MODEL], 0, tokenizer=False, mtp=drafts)
     convert(source, folder / "made.pack", experts="f32", dense="f32", threads=1)
     return folder / "made.pack"
 
 
-def test_a_turn_goes_on_as_a_cold_run(tmp_path):
+@pytest.fixture
+def text(tmp_path) -> Callable[[np.random.Generator, int], list[int]]:
+    """Makes the tokens of a conversation: sources of 300 to 640 tokens for a pack, else 90 to 200 at random."""
+    if MODEL in PRESETS:
+        return lambda rng, vocab: rng.integers(0, vocab, int(rng.integers(90, 200))).tolist()
+    tokenizer = Tokenizer.from_file(str(Path(MODEL) / "tokenizer.json"))
+    whole = "\n".join(path.read_text() for path in sorted(SOURCES.rglob("*.py")))
+    ids = tokenizer.encode(whole, add_special_tokens=False).ids
+
+    def piece(rng: np.random.Generator, vocab: int) -> list[int]:
+        length = int(rng.integers(300, 640))
+        start = int(rng.integers(0, len(ids) - length))
+        return ids[start : start + length]
+
+    return piece
+
+
+def test_a_turn_goes_on_as_a_cold_run(tmp_path, text):
     """With f32 experts: quantised ones move by a rounding that falls the other way, however a prompt is cut."""
     rng, worst, read_again, over, exact = np.random.default_rng(7), 0.0, 0, 0, 0
     with loaded(made(tmp_path)) as (model, store):
         tolerance = FP32_TOLERANCE if "float32" in str(model.dtype) else BF16_TOLERANCE
-        warm = Talk(model, store, kept_bytes=8 << 20)
+        warm = Talk(model, store, kept_bytes=KEPT_BYTES, context=CONTEXT)
         for _ in range(CONVERSATIONS):
-            text = rng.integers(0, model.spec.vocab, int(rng.integers(90, 200))).tolist()
-            for split in sorted(rng.choice(np.arange(1, len(text)), SPLITS, replace=False).tolist()):
-                first, _, begun = warm.turn(text[:split], ANSWER)
+            whole = text(rng, model.spec.vocab)
+            for split in sorted(rng.choice(np.arange(1, len(whole)), SPLITS, replace=False).tolist()):
+                first, _, begun = warm.turn(whole[:split], ANSWER)
                 before = warm.windows
                 assert begun.cached_tokens < split
-                prompt = [*text[:split], *first, *text[split:]]
+                prompt = [*whole[:split], *first, *whole[split:]]
                 ids, logits, again = warm.turn(prompt, ANSWER)
-                _, truth, none = Talk(model, store, kept_bytes=0).turn(prompt, ANSWER, forced=ids)
+                _, truth, none = Talk(model, store, kept_bytes=0, context=CONTEXT).turn(prompt, ANSWER, forced=ids)
                 assert none.cached_tokens == 0
                 new = len(prompt) - split - ANSWER
                 assert len(prompt) - again.cached_tokens <= new + BLOCK_TOKENS
                 read_again = max(read_again, len(prompt) - again.cached_tokens - new)
                 off = difference(truth, logits)
                 if not begun.cached_tokens:  # the same windows from an empty state: the same bits
-                    replayed = Talk(model, store, kept_bytes=0).replay([*before, *warm.windows], ANSWER)
+                    replayed = Talk(model, store, kept_bytes=0, context=CONTEXT).replay(
+                        [*before, *warm.windows], ANSWER
+                    )
                     assert np.array_equal(replayed, logits)
                     exact += 1
-                if PRESET == "tiny":
+                if MODEL != "demo":  # random weights of its size choose on edges
                     margin_equal(truth, logits, tolerance)
                 over += off > tolerance
                 worst = max(worst, off)
                 assert warm.states.reserved_bytes <= warm.states.budget_bytes
-    print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {PRESET}: at most {read_again} tokens read again")
+    print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {MODEL}: at most {read_again} tokens read again")
     print(f"{exact} bit-equal to the same windows; logits {worst:.2e} of scale apart, {over} over {tolerance:g}")
 
 
-def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path):
+def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path, text):
     """Windows of right, wrong and half right drafts, ends of sequence among them; the draft layer guesses beside."""
     rng, worst, read_again, edges = np.random.default_rng(8), 0.0, 0, 0
     counted = [0, 0]  # drafts, right ones
     with loaded(made(tmp_path, drafts=True), drafts=True) as (model, store):
         tolerance = FP32_TOLERANCE if "float32" in str(model.dtype) else BF16_TOLERANCE
-        warm, eos = Talk(model, store, kept_bytes=8 << 20), model.spec.eos_ids[0]
+        warm, eos = Talk(model, store, kept_bytes=KEPT_BYTES, context=CONTEXT), model.spec.eos_ids[0]
 
         def drafts(coming):
             tried = coming[: int(rng.integers(0, 4))]
@@ -80,32 +110,32 @@ def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path):
             return tried
 
         for _ in range(CONVERSATIONS):
-            text = rng.integers(0, model.spec.vocab, int(rng.integers(90, 200))).tolist()
-            for split in sorted(rng.choice(np.arange(1, len(text)), SPLITS, replace=False).tolist()):
+            whole = text(rng, model.spec.vocab)
+            for split in sorted(rng.choice(np.arange(1, len(whole)), SPLITS, replace=False).tolist()):
                 first, second = (rng.integers(0, model.spec.vocab, 2 * ANSWER).tolist() for _ in range(2))
                 first[int(rng.integers(1, ANSWER))] = second[int(rng.integers(1, ANSWER))] = eos
-                warm.turn(text[:split], len(first), forced=first, drafts=drafts)
-                prompt = [*text[:split], *first, *text[split:]]
+                warm.turn(whole[:split], len(first), forced=first, drafts=drafts)
+                prompt = [*whole[:split], *first, *whole[split:]]
                 _, logits, again = warm.turn(prompt, len(second), forced=second, drafts=drafts)
-                _, truth, _ = Talk(model, store, kept_bytes=0).turn(prompt, len(second), forced=second)
+                _, truth, _ = Talk(model, store, kept_bytes=0, context=CONTEXT).turn(prompt, len(second), forced=second)
                 new = len(prompt) - split - len(first)
                 assert len(prompt) - again.cached_tokens <= new + BLOCK_TOKENS
                 read_again = max(read_again, len(prompt) - again.cached_tokens - new)
                 if difference(truth, logits) > tolerance:  # a choice on an edge: another cut of the cold run says so
-                    edges, cold = edges + 1, Talk(model, store, kept_bytes=0, chunk=1)
+                    edges, cold = edges + 1, Talk(model, store, kept_bytes=0, context=CONTEXT, chunk=1)
                     _, truth, _ = cold.turn(prompt, len(second), forced=second)
                 worst = max(worst, margin_equal(truth, logits, tolerance))
                 assert warm.states.reserved_bytes <= warm.states.budget_bytes
     assert edges <= CONVERSATIONS * SPLITS // 8
     assert counted[1] > 0
-    print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {PRESET}, {counted[1]} of {counted[0]} drafts right:")
+    print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {MODEL}, {counted[1]} of {counted[0]} drafts right:")
     print(f"at most {read_again} tokens read again; logits {worst:.2e} of scale apart, {edges} against single rows")
 
 
 def test_branches_share_a_root_and_differ_afterwards(tmp_path):
     rng = np.random.default_rng(3)
     with loaded(tiny_pack(tmp_path, "f32")) as (model, store):
-        warm = Talk(model, store, kept_bytes=8 << 20)
+        warm = Talk(model, store, kept_bytes=KEPT_BYTES, context=CONTEXT)
         root = rng.integers(0, model.spec.vocab, 150).tolist()
         branches = [[*root, *rng.integers(0, model.spec.vocab, 20).tolist()] for _ in range(3)]
         known = [0, 150, 150]
@@ -113,7 +143,7 @@ def test_branches_share_a_root_and_differ_afterwards(tmp_path):
             for number, branch in enumerate(branches):
                 ids, logits, begun = warm.turn(branch, ANSWER, hints=[len(root)])
                 assert begun.cached_tokens == known[number]
-                _, truth, _ = Talk(model, store, kept_bytes=0).turn(branch, ANSWER, forced=ids)
+                _, truth, _ = Talk(model, store, kept_bytes=0, context=CONTEXT).turn(branch, ANSWER, forced=ids)
                 margin_equal(truth, logits, BF16_TOLERANCE)
                 known[number] = len(branch) + ANSWER - 1
                 branch += [*ids, 5, 6]
