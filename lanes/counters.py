@@ -50,6 +50,8 @@ class Counters:
     prompt_choices: int = 0
     replaced_choices: int = 0
     expert_cpu_bytes: int = 0
+    ahead_tokens: int = 0
+    window_tokens: int = 0
     streamed_bytes: int = 0
     streaming_ns: int = 0
     stream_wait_ns: int = 0

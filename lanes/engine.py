@@ -67,6 +67,7 @@ class Engine:
         counters: Counters,
         *,
         prefill_chunk_rows: int,
+        windows_up_to: int = 0,
         visitor_tokens: int = 0,
         steered: bool = False,
         drafter: Drafter | None = None,
@@ -82,8 +83,8 @@ class Engine:
         self._published = counters.snapshot()
         self._drafter = drafter or Drafter(0)
         self._steps = Steps(
-            runner, counters, self._watch, prefill_chunk_rows=prefill_chunk_rows, steered=steered,
-            drafter=self._drafter, grammars=grammars, publish=self._publish,
+            runner, counters, self._watch, prefill_chunk_rows=prefill_chunk_rows, windows_up_to=windows_up_to,
+            steered=steered, drafter=self._drafter, grammars=grammars, publish=self._publish,
         )  # fmt: skip
         self._visitor_tokens = visitor_tokens
         self._clock = clock

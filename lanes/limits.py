@@ -83,7 +83,8 @@ SCRATCH_BYTES = 64 << 20  # unweighted expert rows of one kernel call
 # Copied into the cache between two windows, at most. On a CPU lane a copy from RAM to RAM makes nothing faster: this
 # much costs about a millisecond and keeps budget, policy and counters real.
 SWAP_BYTES_PER_WINDOW = 8 << 20
-RING_SLOTS = 64  # of a GPU lane's cache, borrowed while a prompt's window runs
+RING_SLOTS = 64  # of a GPU lane's cache, borrowed while a prompt's window runs, at least
+MAX_RING_SLOTS = 512  # at most: 1.4 GB of the true model
 PROMPT_PLACES = 8192  # (row, expert) pairs of one batch there: scratch for their rows
 GPU_SWAP_BYTES_PER_WINDOW = 64 << 20  # beside the windows: 1.3 ms of a link of 51 GB/s
 

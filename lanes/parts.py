@@ -7,6 +7,7 @@ Between `startup`, which opens and puts together, and what makes the parts of on
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ from lanes.experts.pinned import with_pins
 from lanes.experts.policy import Policy
 from lanes.models import Model
 from lanes.models.qwen4_exp.spec import Spec
-from lanes.runner import Experts
+from lanes.runner import Experts, Runner
 from lanes.state.pool import StatePool
 from shared_experts.attach import AttachedRegion
 from shared_experts.pack import Pack
@@ -39,6 +40,8 @@ class Parts:
     context_tokens: int
     cache: ExpertCache
     chunk: Chunk
+    # Measures how prompts are read best; parts of at most so many rows are then read by decode windows.
+    windows_up_to: Callable[[Runner], int] = lambda runner: 0
 
 
 @dataclass(frozen=True, slots=True)

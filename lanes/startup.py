@@ -160,6 +160,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
             selftest.FP32_TOLERANCE if model.dtype == torch.float32 and not config.kv_int8 else selftest.BF16_TOLERANCE,
         )
         _log.info("self_test_passed", compared=tested)
+        windows_up_to = parts.windows_up_to(runner)
         counters.restart()
         if keeper is not None:
             keeper.start()
@@ -189,6 +190,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
             runner,
             counters,
             prefill_chunk_rows=parts.chunk.rows,
+            windows_up_to=windows_up_to,
             visitor_tokens=visitor_tokens,
             steered=model.near is not None,
             drafter=Drafter(drafts, runner.guess if draft_layer else None, vocabulary),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import structlog
 import torch
 
@@ -19,6 +20,9 @@ from lanes.device.pin import PinnedRegion
 from lanes.errors import CudaUnavailable
 from lanes.experts.cache import ExpertCache
 from lanes.experts.gpu.experts import GpuExperts
+from lanes.experts.gpu.pace import SLOTS, LayerPace, measure
+from lanes.experts.gpu.rates import Rates
+from lanes.experts.gpu.reading import Reading
 from lanes.experts.gpu.slots import DeviceSlots
 from lanes.experts.gpu.start import cores_of, start_share
 from lanes.experts.native import ExpertKernel
@@ -29,9 +33,12 @@ from lanes.models.qwen4_exp.gpu.model import GpuQwen4Exp
 from lanes.models.qwen4_exp.gpu.served import check_served
 from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.spec import Spec
+from lanes.pace import MANY_ROWS, pace_of, timed
 from lanes.parts import Opened, Parts
+from lanes.runner import Runner
 from lanes.state.pool import StatePool
 from shared_experts.attach import AttachedRegion
+from shared_experts.manifest import ExpertsInfo
 
 _log = structlog.get_logger(__name__)
 
@@ -63,13 +70,14 @@ def cuda_parts(opened: Opened) -> Parts:
     context_tokens = opened.context_tokens(spec)
     shape = spec.state_shape(DTYPES[opened.pack.manifest.dense_dtype], drafts=opened.draft_layer)
     seat_bytes = shape.bytes(context_tokens)
+    records = DeviceRegion(opened.region, pinned)
+    measured = _layer_pace(records, info, spec.experts_per_token, device.device)
     divided, chunk = divide(opened, spec, seat_bytes)
     cuda.limit(device, divided.most_allocated_bytes)
     slots = DeviceSlots(divided.slots, info.record_bytes, device.device)
-    records = DeviceRegion(opened.region, pinned)
     cache = ExpertCache(records, info, divided.cache_bytes, opened.cache_policy, counters, slots)
     experts = GpuExperts(cache, info, spec.experts_per_token, counters, device.device)
-    kernel = _share(opened, experts, cache)
+    kernel, rates = _share(opened, experts, cache)
     inner = load_model(
         opened.pack,
         experts,
@@ -85,10 +93,54 @@ def cuda_parts(opened: Opened) -> Parts:
     _log.info("windows_captured", allocated=torch.cuda.memory_allocated(), reserved=torch.cuda.memory_reserved())
     # The sequence that runs has its state in VRAM; those that wait lie in host memory, as do checkpoints.
     states = StatePool(model.state_shape, seat_bytes + config.state_budget_bytes, slots=limits.MAX_RESIDENTS)
-    return Parts(kernel, experts, model, states, context_tokens, cache, chunk)
+    most_rows = min(MANY_ROWS, chunk.rows, context_tokens // 2)
+
+    def windows_up_to(runner: Runner) -> int:
+        return _reading(opened, experts, cache, measured, rates, runner, spec.vocab, most_rows)
+
+    return Parts(kernel, experts, model, states, context_tokens, cache, chunk, windows_up_to)
 
 
-def _share(opened: Opened, experts: GpuExperts, cache: ExpertCache) -> ExpertKernel:
+def _layer_pace(records: DeviceRegion, info: ExpertsInfo, chosen: int, device: torch.device) -> LayerPace:
+    """Of the link and of a layer's experts; what it takes of VRAM is back before anything is planned."""
+    slots = DeviceSlots(SLOTS, info.record_bytes, device)
+    first = np.uint64(records.record_address(0, 0))
+    every = first + np.arange(info.layers * info.experts, dtype=np.uint64) * np.uint64(info.record_bytes)
+    found = measure(slots, every, info, chosen, device)
+    del slots
+    torch.cuda.empty_cache()
+    _log.info("layer_pace", **dataclasses.asdict(found))
+    return found
+
+
+def _reading(
+    opened: Opened, experts: GpuExperts, cache: ExpertCache, layer: LayerPace, rates: Rates, runner: Runner, vocab: int,
+    most_rows: int,
+) -> int:  # fmt: skip
+    """Measures this lane's pace; from here on passes are fed by it. Rows up to which decode windows read a prompt."""
+    info, counters = opened.pack.manifest.experts, opened.counters
+    few_rows = limits.MAX_WINDOW_TOKENS + 1
+    with cache.at_rest():
+        window, few = (timed(runner, counters, vocab, rows) for rows in (limits.MAX_WINDOW_TOKENS, few_rows))
+        many = timed(runner, counters, vocab, most_rows, repeats=1) if most_rows > few_rows else few
+    pace = pace_of(
+        window, few, many, link_bytes_per_s=layer.link_bytes_per_s, record_bytes=info.record_bytes,
+        miss_s=1e-6 / (1 / rates.link_us + 1 / max(rates.cpu_us, 1e-3)),
+        expert_row_s=layer.expert_row_s * (info.layers - info.draft_layers),
+    )  # fmt: skip
+    reading = Reading(cache, info, experts.chosen, pace)
+    experts.feeding = reading.feeding
+    rows, choice = reading.windows_up_to()
+    if opened.config.prefill_routing != "exact":
+        rows = 0  # decode windows are never steered
+    _log.info(
+        "prompt_reading", windows_up_to=rows, next=choice.reason, pace=dataclasses.asdict(pace),
+        ring_slots=reading.feeding(most_rows).slots,
+    )  # fmt: skip
+    return rows
+
+
+def _share(opened: Opened, experts: GpuExperts, cache: ExpertCache) -> tuple[ExpertKernel, Rates]:
     """The CPU takes its share of misses from here on; its kernel, which is nobody else's while a window runs."""
     config = opened.config
     _, cores = cores_of(config.cores)
@@ -109,7 +161,7 @@ def _share(opened: Opened, experts: GpuExperts, cache: ExpertCache) -> ExpertKer
         rates=dataclasses.asdict(started.rates),
         cpu_of_misses=started.share.counts.tolist(),
     )
-    return kernel
+    return kernel, started.rates
 
 
 def divide(opened: Opened, spec: Spec, state_bytes: int) -> tuple[VramPlan, Chunk]:

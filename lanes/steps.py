@@ -26,7 +26,7 @@ from lanes.generation import Generation
 from lanes.grammar import Compiling, Grammar, Grammars
 from lanes.request import Request
 from lanes.runner import Logits, Runner
-from lanes.state.reuse import marks, parts
+from lanes.state.reuse import Part, marks, parts
 from lanes.watchdog import StepWatch
 from lanes.window import Window
 
@@ -62,13 +62,14 @@ class Steps:
         watch: StepWatch,
         *,
         prefill_chunk_rows: int,
+        windows_up_to: int,
         steered: bool,
         drafter: Drafter,
         grammars: Grammars | None,
         publish: Callable[[], None],
     ) -> None:
         self._runner, self._counters, self._watch = runner, counters, watch
-        self._chunk, self._steered = prefill_chunk_rows, steered
+        self._chunk, self._steered, self._windows_up_to = prefill_chunk_rows, steered, windows_up_to
         self._drafter, self._grammars = drafter, grammars
         self._publish = publish
 
@@ -113,10 +114,8 @@ class Steps:
                 return None
             if following is not None:  # what the next chunk needs from disk arrives while this one computes
                 self._runner.hint(ids, following.start, following.end)
-            wanted, steered = "last" if end == len(ids) else "none", end <= asked
-            window = Window.of_sequence(list(ids[start:end]), start, slot, logits=wanted, steered=steered)
             began_ns = time.monotonic_ns()
-            logits = self._step("prefill", window, generation)
+            logits = self._read(generation, slot, part, steered=end <= asked)
             if logits is None:
                 return None
             self._counters.prefill_ns += time.monotonic_ns() - began_ns
@@ -126,6 +125,22 @@ class Steps:
             self._publish()
             yield
         return logits
+
+    def _read(self, generation: Generation, slot: int, part: Part, *, steered: bool) -> Logits | None:
+        """The logits after a part of the prompt, where it is the last one; or None when cancelled."""
+        ids, end = generation.request.prompt_ids, part.end
+        if steered or end - part.start > self._windows_up_to:
+            wanted = "last" if end == len(ids) else "none"
+            window = Window.of_sequence(list(ids[part.start : end]), part.start, slot, logits=wanted, steered=steered)
+            return self._step("prefill", window, generation)
+        logits = None
+        for start in range(part.start, end, limits.MAX_WINDOW_TOKENS):
+            rows = list(ids[start : min(start + limits.MAX_WINDOW_TOKENS, end)])
+            logits = self._step("prefill", Window.of_sequence(rows, start, slot, logits="all"), generation)
+            if logits is None:
+                return None
+            self._counters.window_tokens += len(rows)
+        return None if logits is None else logits[-1:]
 
     def _compile(self, request: Request) -> Compiling | None:
         if not request.grammar:

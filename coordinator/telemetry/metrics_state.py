@@ -53,6 +53,8 @@ _COUNTERS: Final[Mapping[str, _Counted]] = {
     "expert_hit_bytes": _Counted("expert_read_bytes", _READS, ("source", "cache")),
     "expert_miss_bytes": _Counted("expert_read_bytes", _READS, ("source", "region")),
     "expert_cpu_bytes": _Counted("expert_cpu_bytes", "Of the bytes from the region, those that a GPU lane's CPU read."),
+    "ahead_tokens": _Counted("prompt_ahead_tokens", "Prompt tokens read while experts came ahead of their routing."),
+    "window_tokens": _Counted("prompt_window_tokens", "Prompt tokens read by decode windows."),
     "streamed_bytes": _Counted("streamed_bytes", "Bytes of experts that a GPU lane copied for prompts."),
     "streaming_ns": _Counted("streaming_seconds", "Time for which the link copied them.", scale=_NS),
     "stream_wait_ns": _Counted("stream_wait_seconds", "Time for which the GPU waited for them.", scale=_NS),

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lanes.counters import Counters
-from lanes.experts.policy import Budget, Ints, Policy, State, Touched
+from lanes.experts.policy import Budget, Ints, Plan, Policy, State, Touched
 from lanes.experts.slots import Arrival, HostSlots, Mark, Slots
 from shared_experts.manifest import ExpertsInfo
 
@@ -142,6 +142,17 @@ class ExpertCache:
         finally:
             self._budget = replace(self._budget, slots=self._budget.slots + len(lent))
             self._free.extend(lent)
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Nothing is learnt from windows until the block ends, and nothing admitted: they are nobody's."""
+        policy = self._policy
+        none = np.empty(0, np.int64)
+        self._policy = lambda state, touched, budget: (state, Plan(none, none))
+        try:
+            yield
+        finally:
+            self._policy = policy
 
     def address(self, slot: int) -> int:
         """Where a slot lies, for whoever reads it."""

@@ -407,6 +407,7 @@ NO_BOUND = {
     "lanes.GRAMMAR_LOOK_S": "an interval",
     "lanes.PAGE_TOKENS": "a size",
     "lanes.RING_SLOTS": "a size",
+    "lanes.MAX_RING_SLOTS": "a size; tests/unit/test_reading.py has the limit",
     "lanes.PROMPT_PLACES": "a size; more come in the next batch",
     "lanes.LEAST_PARKED_TOKENS": "a least value; fewer are read again",
     "lanes.PARK_BYTES_PER_STEP": "more waits for the next window",

@@ -18,14 +18,15 @@ from tests.fakes.runner import VOCAB, FakeRunner, next_token
 class Case:
     """An engine on a fake model, and helpers to run requests through it."""
 
-    def __init__(self, chunk=4):
+    def __init__(self, chunk=4, windows_up_to=0):
         self.runner = FakeRunner()
         self.counters = Counters()
         self.changes = 0
         self.fatal = threading.Event()
         self.engine = Engine(
-            self.runner, self.counters, prefill_chunk_rows=chunk, on_change=self._change, on_fatal=self.fatal.set
-        )
+            self.runner, self.counters, prefill_chunk_rows=chunk, windows_up_to=windows_up_to,
+            on_change=self._change, on_fatal=self.fatal.set,
+        )  # fmt: skip
         self.engine.start()
 
     def _change(self):

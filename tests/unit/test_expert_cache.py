@@ -227,3 +227,15 @@ def test_a_long_window_can_be_left_between_blocks_of_rows():
     with pytest.raises(Interrupted):
         rig.store.forward(0, torch.zeros(8, HIDDEN), ids, weights)
     assert len(asked) == 4
+
+
+def test_a_cache_at_rest_learns_nothing_of_windows():
+    rig = Rig(slots=4)
+    rig.window(1)
+    before, resident = rig.cache.state, rig.cache.resident.copy()
+    with rig.cache.at_rest():
+        rig.window(2)
+    assert rig.cache.state is before
+    assert np.array_equal(rig.cache.resident, resident)
+    rig.window(2)
+    assert rig.cache.state.windows == before.windows + 1

@@ -29,7 +29,7 @@ import torch
 from lanes import limits
 from lanes.counters import Counters
 from lanes.experts.cache import ExpertCache
-from lanes.experts.gpu.prompt import PromptExperts, Streamed
+from lanes.experts.gpu.prompt import Means, PromptExperts, Streamed
 from lanes.experts.gpu.share import Share
 from lanes.experts.gpu.workspace import Pairs, Workspace
 from lanes.experts.policy import Ints, Touched
@@ -54,6 +54,8 @@ class GpuExperts:
         self.decoder_layers = info.layers - info.draft_layers
         self._open = self._shared = False  # between begin_window and end_window; with the CPU's share
         self.recorder: Callable[[Touched], None] | None = None  # is told of every finished window
+        # By the rows of a pass; until something was measured its experts always come ahead.
+        self.feeding: Callable[[int], Means] = lambda rows: Means(ahead=True, slots=limits.RING_SLOTS)
         shape = (info.layers, info.experts)
         self._addresses = torch.empty(shape, dtype=torch.int64, device=self.device)
         self._resident = torch.empty(shape, dtype=torch.int8, device=self.device)
@@ -98,7 +100,11 @@ class GpuExperts:
 
     def begin_prompt(self, rows: int) -> None:
         """A window of so many rows through every decoder layer in order begins, by `forward`."""
-        if rows > limits.MAX_WINDOW_TOKENS and self._prompt.begin_window(ahead=True):
+        if rows <= limits.MAX_WINDOW_TOKENS:
+            return
+        means = self.feeding(rows)
+        self._counters.ahead_tokens += rows * means.ahead
+        if self._prompt.begin_window(means):
             self._publish()
 
     def launch(
@@ -144,7 +150,8 @@ class GpuExperts:
         self._is_wide = True
         chosen = ids.reshape(-1)
         self._wide[layer].index_add_(0, chosen, torch.ones_like(chosen))
-        if self._prompt.begin_window(ahead=False):  # of a draft layer that has many rows to catch up with
+        # Not begun as a prompt: a draft layer has many rows to catch up with.
+        if self._prompt.begin_window(Means(ahead=False, slots=limits.RING_SLOTS)):
             self._publish()
         self._prompt.forward(layer, x, ids, weights, out)
         return out

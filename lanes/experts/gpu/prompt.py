@@ -1,11 +1,11 @@
 """The routed experts of windows with many rows: grouped by expert, the missing ones copied through borrowed slots.
 
-    begin_window     slots are borrowed; in a pass ahead the first copies begin, under what precedes the first experts
+    begin_window     slots are borrowed; of a pass ahead the first copies begin, under what precedes the first experts
     forward(layer)   group the rows ─▶ steps ─▶ each: its copies are there, it runs, its slots are free for the next
     end_window       the slots go back, however the window ended
 
-Not here: kernels (lanes.kernels.grouped), the order and the slots (lanes.experts.ring), when copies begin
-(lanes.experts.feed), counters.
+Not here: which way pays (lanes.reading), kernels (lanes.kernels.grouped), the order and the slots (lanes.experts.ring),
+when copies begin (lanes.experts.feed), counters.
 Invariant: results are those of the decode kernels to the bit; slots are borrowed for one window at most.
 """
 
@@ -28,6 +28,14 @@ from lanes.kernels.experts import QuantisedRows
 from shared_experts.manifest import ExpertsInfo
 
 RING_SHARE = 8  # at most one slot of so many is borrowed
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """How a pass is fed: whether every layer's experts come ahead of its routing, and through how many slots."""
+
+    ahead: bool
+    slots: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +88,20 @@ class PromptExperts:
         self._borrowed: Borrowed | None = None
         self._open = False
 
-    def begin_window(self, *, ahead: bool) -> bool:
+    def begin_window(self, means: Means) -> bool:
         """Borrows slots, once a window; whether experts have lost theirs, so that tables must be published.
 
-        `ahead`: every decoder layer will be asked for in turn, and many rows will choose nearly all their experts.
+        Ahead: every decoder layer will be asked for in turn.
         """
         if self._open:
             return False
         self._open = True
-        wanted = min(limits.RING_SLOTS, self._cache.room // RING_SHARE)
+        wanted = min(means.slots, self._cache.room // RING_SHARE)
         version = self._cache.version
         slots = sorted(self._lent.enter_context(self._cache.lend(wanted)))
         if slots:
             self._borrowed = Borrowed(self._cache, slots)
-            layers = self._info.layers - self._info.draft_layers if ahead else 0
+            layers = self._info.layers - self._info.draft_layers if means.ahead else 0
             self._feed = Feed(len(slots), self._cache.resident, self._borrowed, layers)
         return self._cache.version != version
 
