@@ -151,7 +151,8 @@ def _parser(allowed_cores: frozenset[int]) -> _Parser:
     add("--context", type=_whole(2, 1 << 20), metavar="TOKENS",
         help=f"prompt and output together (default: the model's, at most {limits.DEFAULT_CONTEXT_TOKENS})")  # fmt: skip
     add("--prefill-chunk", type=_whole(1, limits.MAX_PREFILL_CHUNK_ROWS), metavar="N",
-        help=f"prompt rows per window (default: {limits.DEFAULT_PREFILL_CHUNK_ROWS}; on a GPU what fits)")  # fmt: skip
+        help=f"prompt rows per window (default: {limits.DEFAULT_PREFILL_CHUNK_ROWS}; on a GPU by the link's rate, "
+             "as far as memory allows)")  # fmt: skip
     add("--prefill-routing", choices=("exact", "vram"), default="exact",
         help="vram: approximate, for experts that are slow to reach: while a prompt is read, tokens choose among the "
              "experts in the cache (default: exact)")  # fmt: skip

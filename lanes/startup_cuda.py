@@ -13,7 +13,7 @@ import structlog
 import torch
 
 from lanes import limits
-from lanes.chunk import Chunk, of_device
+from lanes.chunk import Chunk, Layer, of_device, rows_that_fit
 from lanes.device import cuda
 from lanes.device.budget import Needs, VramPlan, plan
 from lanes.device.pin import PinnedRegion
@@ -72,7 +72,7 @@ def cuda_parts(opened: Opened) -> Parts:
     seat_bytes = shape.bytes(context_tokens)
     records = DeviceRegion(opened.region, pinned)
     measured = _layer_pace(records, info, spec.experts_per_token, device.device)
-    divided, chunk = divide(opened, spec, seat_bytes)
+    divided, chunk = divide(opened, spec, seat_bytes, measured)
     cuda.limit(device, divided.most_allocated_bytes)
     slots = DeviceSlots(divided.slots, info.record_bytes, device.device)
     cache = ExpertCache(records, info, divided.cache_bytes, opened.cache_policy, counters, slots)
@@ -164,7 +164,7 @@ def _share(opened: Opened, experts: GpuExperts, cache: ExpertCache) -> tuple[Exp
     return kernel, started.rates
 
 
-def divide(opened: Opened, spec: Spec, state_bytes: int) -> tuple[VramPlan, Chunk]:
+def divide(opened: Opened, spec: Spec, state_bytes: int, pace: LayerPace) -> tuple[VramPlan, Chunk]:
     """A lane's budget, its conversation takes `state_bytes`, and its chunk; VramTooSmall where there is no room."""
     config, info = opened.config, opened.pack.manifest.experts
     # Of a prompt's chunk a dozen tensors as large as its streams live at once; the rest is bounded by slices.
@@ -177,7 +177,11 @@ def divide(opened: Opened, spec: Spec, state_bytes: int) -> tuple[VramPlan, Chun
         table_bytes=16 * info.layers * info.experts,
     )
     free_bytes = config.vram_budget_bytes - limits.VRAM_RESERVE_BYTES - needs.total_bytes
-    chunk = of_device(config.prefill_chunk_rows, free_bytes, row_bytes)
+    # Of a layer, what the cache has no room for beside the longest chunk that fits.
+    cached = max(0, free_bytes - rows_that_fit(free_bytes, row_bytes) * row_bytes) // info.record_bytes
+    absent = max(0, info.layers * info.experts - cached) / info.layers
+    layer = Layer(absent * info.record_bytes / pace.link_bytes_per_s, pace.expert_row_s)
+    chunk = of_device(config.prefill_chunk_rows, free_bytes, row_bytes, layer)
     rows = max(chunk.rows, limits.MAX_WINDOW_TOKENS)
     needs = dataclasses.replace(needs, workspace_bytes=needs.workspace_bytes + rows * row_bytes)
     found = plan(

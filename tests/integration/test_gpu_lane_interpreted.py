@@ -4,6 +4,7 @@ tests/gpu has the same cases, compiled and captured.
 """
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +12,13 @@ import triton
 
 from bench import gpu_lane_cases as cases
 from bench.gpu_lane_rig import CONTEXT, cpu_lane, gpu_lane, small_pack
+from lanes import limits
+from lanes.experts.gpu.pace import LayerPace
 from lanes.kernels import experts, products
 from lanes.models.errors import WindowError
 from lanes.models.load import dense_bytes
+from lanes.models.qwen4_exp.spec import Spec
+from lanes.startup_cuda import divide
 from lanes.window import Window
 
 pytestmark = [
@@ -132,3 +137,16 @@ def test_what_dense_weights_take_is_known_before(pack):
     found, small = dense_bytes(pack), 0.02 * sum(held.values())
     assert abs(found - sum(held.values())) <= small
     assert dense_bytes(pack, drafts=True) > found
+
+
+def test_a_chunk_is_planned_for(pack):
+    spec = Spec.from_config(pack.manifest.config)
+    config = SimpleNamespace(vram_budget_bytes=4 << 30, prefill_chunk_rows=None)
+    opened = SimpleNamespace(config=config, pack=pack, draft_layer=False)
+    # Everything fits this cache: nothing crosses the link, whatever its rate.
+    divided, chunk = divide(opened, spec, 0, LayerPace(1e3, 1e-9))
+    assert (chunk.rows, divided.slots) == (256, pack.manifest.experts.layers * pack.manifest.experts.experts)
+    row_bytes = (divided.needs.workspace_bytes - limits.CUDA_WORKSPACE_BYTES) // 256
+    config.prefill_chunk_rows = 1024
+    divided, chunk = divide(opened, spec, 0, LayerPace(1e3, 1e-9))
+    assert (chunk.rows, divided.needs.workspace_bytes) == (1024, limits.CUDA_WORKSPACE_BYTES + 1024 * row_bytes)
