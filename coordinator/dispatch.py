@@ -181,7 +181,7 @@ class Dispatcher:
     def _check_room(self, tenant: Tenant, size_bytes: int, timeout_s: float = math.inf) -> None:
         try:
             self._queue.check_room(tenant, size_bytes)
-            if self._placer.rates.measured and timeout_s < self._seconds(self._queue.tokens()):
+            if timeout_s < math.inf and self._placer.rates.measured and timeout_s < self._seconds(self._queue.tokens()):
                 raise QueueFull("the queue is longer than the request's timeout")
         except QueueFull as error:
             each_s = self._seconds(self._queue.tokens() / max(1, len(self._queue)))

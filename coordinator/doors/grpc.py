@@ -132,11 +132,14 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
         serving = self._serving
         head = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
         tenant = self._auth.tenant(head.get("authorization"), head.get("x-api-key"))
-        serving.dispatcher.check_open(tenant)
         caller = parse_caller(head, request_id, tenant)
         if not caller.session and request.session:
             caller = replace(caller, session=check_session(request.session))
-        match request.WhichOneof("prompt"):
+        kind = request.WhichOneof("prompt")
+        if kind is None:
+            raise BadRequest("a prompt is required: text, token_ids or chat", param="prompt")
+        serving.dispatcher.check_open(tenant)  # the prompt is not even looked at
+        match kind:
             case "text":
                 model = serving.model()
                 prompt_ids: Sequence[int] = await serving.text.encode_text(
@@ -149,8 +152,6 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
                     request.ByteSize(), limits.INLINE_PARSE_BYTES, lambda: parse_grpc_chat(request, wanted_of(request))
                 )
                 return await begin_turn(serving, ask, caller, door="grpc", defaults=_GREEDY)
-            case _:
-                raise BadRequest("a prompt is required: text, token_ids or chat", param="prompt")
         draft = Draft(
             prompt_ids=prompt_ids,
             prompt_param="prompt",

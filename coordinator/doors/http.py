@@ -152,14 +152,16 @@ class _Door:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """POST to one of the `ENDPOINTS`."""
         endpoint = ENDPOINTS[request.path]
-        self._serving.dispatcher.check_open(request[_TENANT_KEY])
         caller = parse_caller(request.headers, request[_REQUEST_ID_KEY], request[_TENANT_KEY])
+        _check_head(request)
+        self._serving.dispatcher.check_open(request[_TENANT_KEY])  # the body is not even read
         asked = await self._read(request, lambda data: endpoint.parse(parse_json(data)))
         answering = await endpoint.begin(self._serving, asked, caller)
         return await respond(answering.turn, answering.writer, request, _id_headers(request), stream=answering.stream)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """POST /v1/messages/count_tokens: the prompt is made, and nothing is asked of a lane."""
+        _check_head(request)
         asked = await self._read(request, lambda data: parse_counted(parse_json(data)))
         self._serving.check_model(asked.model)
         # what is too long for the context is what a client wants to know; the body bounds the work
@@ -171,18 +173,22 @@ class _Door:
         return model_card(model.name, self._started, model.context_tokens)
 
     async def _read(self, request: web.Request, parse: Callable[[bytes], Any]) -> Any:
-        if request.content_type != "application/json":  # also keeps web pages of other origins from posting unasked
-            raise MediaType("the content type must be application/json")
-        if request.headers.get(hdrs.CONTENT_ENCODING, "identity") != "identity":
-            raise MediaType("compressed bodies are not accepted")
-        if request.content_length is not None and request.content_length > limits.BODY_BYTES:
-            raise BodyTooLarge(f"a body has at most {limits.BODY_BYTES} bytes")
         try:
             async with asyncio.timeout(limits.BODY_READ_S):
                 data = await request.read()
         except TimeoutError:
             raise BodyTimeout(f"the body did not arrive within {limits.BODY_READ_S:g} s") from None
         return await self._serving.text.off_loop(len(data), limits.INLINE_PARSE_BYTES, lambda: parse(data))
+
+
+def _check_head(request: web.Request) -> None:
+    """What the head alone says of a body that is not taken."""
+    if request.content_type != "application/json":  # also keeps web pages of other origins from posting unasked
+        raise MediaType("the content type must be application/json")
+    if request.headers.get(hdrs.CONTENT_ENCODING, "identity") != "identity":
+        raise MediaType("compressed bodies are not accepted")
+    if request.content_length is not None and request.content_length > limits.BODY_BYTES:
+        raise BodyTooLarge(f"a body has at most {limits.BODY_BYTES} bytes")
 
 
 @functools.cache

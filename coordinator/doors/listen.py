@@ -17,6 +17,8 @@ from aiohttp import http_exceptions, web
 from coordinator.config import Address
 from coordinator.errors import BadAddress
 
+_BACKLOG = 1024  # connections that may arrive in one moment; one too many would come again a second later
+
 _log = structlog.get_logger("http")
 
 
@@ -41,9 +43,9 @@ async def listen_http(runner: web.AppRunner, address: Address, tls: ssl.SSLConte
     umask = os.umask(0o177)
     try:
         if address.path:
-            await web.UnixSite(runner, address.path).start()
+            await web.UnixSite(runner, address.path, backlog=_BACKLOG).start()
             return address
-        await web.TCPSite(runner, address.host, address.port, ssl_context=tls).start()
+        await web.TCPSite(runner, address.host, address.port, ssl_context=tls, backlog=_BACKLOG).start()
     except OSError as error:
         raise BadAddress(f"{address}: cannot listen there: {error.strerror}") from error
     finally:

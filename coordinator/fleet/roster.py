@@ -30,6 +30,7 @@ from coordinator.fleet.lane_view import LaneView, ModelView, PrefixNews, step_ti
 from coordinator.fleet.link import Link
 from coordinator.fleet.memory import FleetMemory
 from coordinator.fleet.states import OWNER, Action, Fleet, Kill, Progress, Said, Start
+from coordinator.fleet.subscribers import Subscribers
 from coordinator.host.owner_status import OwnerStatus
 from coordinator.host.supervisor_client import SeenProcess, SupervisorClient, SupervisorUnavailable
 from coordinator.policy.affinity import Seat
@@ -78,7 +79,7 @@ class FleetRoster:
         self._fleet = fleet or Fleet()
         self._lanes: dict[str, _Lane] = {}
         self._views: tuple[LaneView, ...] = ()
-        self._callbacks: dict[object, Callable[[], None]] = {}
+        self._subscribers = Subscribers()
         self._on_prefixes: Callable[[PrefixNews], None] = lambda news: None
         self._tasks = Tasks()
         self._memory = memory
@@ -109,13 +110,7 @@ class FleetRoster:
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """`callback()` after every change of a lane's state or life; the returned function ends it."""
-        key = object()
-        self._callbacks[key] = callback
-
-        def unsubscribe() -> None:
-            self._callbacks.pop(key, None)
-
-        return unsubscribe
+        return self._subscribers.add(callback)
 
     def owner_restarts(self) -> int:
         """How often the region's owner was started again."""
@@ -328,8 +323,7 @@ class FleetRoster:
         ]
         self._views = views
         if changed:
-            for callback in tuple(self._callbacks.values()):
-                callback()
+            self._subscribers.tell()
 
 
 def prefix_news(seat: Seat, event: lane_pb2.PrefixEvent, *, anew: bool) -> PrefixNews:

@@ -54,6 +54,7 @@ class FairQueue(Generic[_T]):
         self._waiting: dict[str, _Waiting[_T]] = {}
         self._number = self._handed_back = 0
         self._bytes = 0
+        self._tokens = 0.0
         self._of_tenant: dict[str, int] = {}
         self._served_at: dict[tuple[str, Priority], float] = {}  # of a tenant's class, last
 
@@ -93,6 +94,7 @@ class FairQueue(Generic[_T]):
         if waiting is None:
             return False
         self._bytes -= waiting.ticket.size_bytes
+        self._tokens = self._tokens - waiting.ticket.tokens if self._waiting else 0.0  # rounding ends with the line
         name = waiting.ticket.tenant.name
         self._of_tenant[name] -= 1
         if not self._of_tenant[name]:
@@ -128,13 +130,14 @@ class FairQueue(Generic[_T]):
 
     def tokens(self) -> float:
         """Of all that wait."""
-        return sum(waiting.ticket.tokens for waiting in self._waiting.values())
+        return self._tokens
 
     def _add(self, waiting: _Waiting[_T]) -> None:
         ticket = waiting.ticket
         assert ticket.id not in self._waiting, "ids are made once"
         self._waiting[ticket.id] = waiting
         self._bytes += ticket.size_bytes
+        self._tokens += ticket.tokens
         self._of_tenant[ticket.tenant.name] = self._of_tenant.get(ticket.tenant.name, 0) + 1
 
     def _fair(

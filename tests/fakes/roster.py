@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from coordinator.fleet.lane_client import LaneClient
 from coordinator.fleet.lane_view import LaneState, LaneView, ModelView, PrefixNews
+from coordinator.fleet.subscribers import Subscribers
 from laneproto.v1 import lane_pb2
 from tests.fakes.lane import FakeLane
 
@@ -19,7 +20,7 @@ class FakeRoster:
         self.suspects: list[str] = []
         self._clients = {lane.name: LaneClient(lane.address, name=lane.name) for lane in lanes}
         self._views: dict[str, LaneView] = {}
-        self._callbacks: dict[object, Callable[[], None]] = {}
+        self._subscribers = Subscribers()
         for lane in lanes:
             self._see(lane)
 
@@ -30,13 +31,7 @@ class FakeRoster:
         return self._clients[name]
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        key = object()
-        self._callbacks[key] = callback
-
-        def unsubscribe() -> None:
-            self._callbacks.pop(key, None)
-
-        return unsubscribe
+        return self._subscribers.add(callback)
 
     def hear_prefixes(self, callback: Callable[[PrefixNews], None]) -> None:
         self.tell = callback
@@ -85,5 +80,4 @@ class FakeRoster:
         )
 
     def _notify(self) -> None:
-        for callback in tuple(self._callbacks.values()):
-            callback()
+        self._subscribers.tell()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from coordinator.errors import LaneBusy, LaneFailed, LaneLost
 from coordinator.fleet.lane_client import LaneAccepted, LaneEvent, LaneFinished, LaneTokens
 from coordinator.fleet.lane_view import LaneView, ModelView, PrefixNews
+from coordinator.fleet.subscribers import Subscribers
 from laneproto.v1 import lane_pb2 as pb
 from tests.fakes.lane import token_at
 
@@ -213,7 +214,7 @@ class SimRoster:
         self._lanes = {lane.name: lane for lane in lanes}
         self._states = dict.fromkeys(self._lanes, "ready")
         self._views = self._see()
-        self._callbacks: dict[object, Callable[[], None]] = {}
+        self._subscribers = Subscribers()
         self.suspects = 0
         self.tell: Callable[[PrefixNews], None] = lambda news: None
         for lane in lanes:
@@ -235,13 +236,7 @@ class SimRoster:
         return self._lanes[name]
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        key = object()
-        self._callbacks[key] = callback
-
-        def unsubscribe() -> None:
-            self._callbacks.pop(key, None)
-
-        return unsubscribe
+        return self._subscribers.add(callback)
 
     def hear_prefixes(self, callback: Callable[[PrefixNews], None]) -> None:
         self.tell = callback
@@ -265,8 +260,7 @@ class SimRoster:
     def _set(self, name: str, state: str) -> None:
         self._states[name] = state
         self._views = self._see()
-        for callback in tuple(self._callbacks.values()):
-            callback()
+        self._subscribers.tell()
 
 
 @dataclass(frozen=True, slots=True)

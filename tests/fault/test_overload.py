@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -86,9 +89,32 @@ async def test_what_is_refused_for_its_place_is_refused_before_it_is_looked_at(t
             status, headers, answer = await cluster.post("/v1/completions", body)
             assert (status, answer["error"]["code"]) == (429, "queue_full")
             assert "retry-after" in headers
+        # what the head says is looked at first: it costs nothing, and coming again would not help
+        for headers, wanted in (
+            ({"content-type": "text/plain"}, (415, "unsupported_media_type")),
+            ({"x-priority": "first"}, (400, "out_of_range")),
+        ):
+            status, _, answer = await cluster.post("/v1/completions", {"prompt": "x"}, headers)
+            assert (status, answer["error"]["code"]) == wanted
+        with pytest.raises(grpc.aio.AioRpcError, match="a prompt is required"):
+            await cluster.generate()
         for task in kept:
             task.cancel()
         await asyncio.gather(*kept, return_exceptions=True)
+
+
+async def test_the_bench_of_refusals_fills_a_queue_and_is_refused(tmp_path: Path) -> None:
+    """`bench.refusals` against a server that runs, as a process of its own; it fails at anything but a refusal."""
+    async with open_doors(tmp_path, lanes=1, script=Script(token_delay_s=0.5), queue_requests=PLACES) as cluster:
+        bench = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "bench.refusals", "--calls", "20", "--rounds", "2",
+            "--http", str(cluster.doors.http), "--grpc", str(cluster.doors.grpc),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        out, _ = await bench.communicate()
+        assert bench.returncode == 0, out.decode()
+        assert json.loads(out)["milliseconds"].keys() == {"http_open", "http_new", "grpc_open"}
+        await until(lambda: cluster.doors.serving.dispatcher.queued == 0, 60.0)  # who filled the queue has gone
 
 
 async def test_a_stream_passes_whole_through_a_coordinator(tmp_path: Path) -> None:

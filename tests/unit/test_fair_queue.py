@@ -232,8 +232,12 @@ def test_the_order_foretold_is_the_order_taken_and_holds_everybody_once(requests
     now += len(requests) / 10
     foretold = desk.order(now)
     assert sorted(foretold) == sorted(desk.tickets)
-    assert [desk.take(now) for _ in foretold] == foretold
-    assert len(desk.queue) == 0
+    waiting = dict(desk.tickets)
+    for name in foretold:
+        assert desk.queue.tokens() == sum(ticket.tokens for ticket in waiting.values())  # whole numbers: exact
+        assert desk.take(now) == name
+        del waiting[name]
+    assert len(desk.queue) == desk.queue.tokens() == 0
 
 
 @settings(max_examples=50)
