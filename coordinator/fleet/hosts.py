@@ -26,6 +26,7 @@ from coordinator.errors import HostTaken, OperationFailed
 from coordinator.fleet.lane_client import LaneClient
 from coordinator.fleet.lane_view import LaneView, PrefixNews
 from coordinator.fleet.roster import FleetRoster
+from coordinator.fleet.subscribers import Subscribers
 from coordinator.host.vigil import Vigil
 from coordinator.policy.host_names import split
 from coordinator.tasks import Tasks
@@ -58,7 +59,7 @@ class Hosts:
     def __init__(self, own: FleetRoster, open_roster: OpenRoster, clock: Callable[[], float] = time.monotonic) -> None:
         self._own, self._open_roster, self._clock = own, open_roster, clock
         self._hosts: dict[str, _Host] = {}
-        self._callbacks: dict[object, Callable[[], None]] = {}
+        self._subscribers = Subscribers()
         self._on_prefixes: Callable[[PrefixNews], None] = lambda news: None
         self._tasks = Tasks()
 
@@ -139,13 +140,7 @@ class Hosts:
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
         """`callback()` after every change; the returned function ends it."""
-        key = object()
-        self._callbacks[key] = callback
-
-        def unsubscribe() -> None:
-            self._callbacks.pop(key, None)
-
-        return unsubscribe
+        return self._subscribers.add(callback)
 
     def hear_prefixes(self, callback: Callable[[PrefixNews], None]) -> None:
         """`callback` with all that lanes say they remember, from now on."""
@@ -239,8 +234,7 @@ class Hosts:
         self._tell()
 
     def _tell(self) -> None:
-        for callback in tuple(self._callbacks.values()):
-            callback()
+        self._subscribers.tell()
 
     async def _keep_time(self) -> None:
         while True:
