@@ -8,10 +8,14 @@ both at once.
     python -m bench.prefill --scale gigabyte --sizes 512,1536,4096 --vram-budget 120MiB --lanes 2
     python -m bench.prefill --device cuda --prefill-chunk 8192 --lanes 2 --cores 0-15 --cores 16-31
     python -m bench.prefill --scale small --sizes 2048 --sweep prefill-chunk=64,256,1024       any option of a lane
+    python -m bench.prefill --device cuda --sizes 32768 --rings 1,2,3,16,64,256              slots of a GPU lane's ring
 
-Bytes are the lane's own counts: what it read where experts lie in the region (over the link, on a GPU), and in its
-cache. Utilisation is bytes that crossed over (the whole time to the first token times the measured rate). Not here: the
-region (bench.synthetic), ceilings (bench.decode_lane).
+Bytes are the lane's own counts. The bound counts what had to come, once a window: the chosen experts outside the cache
+(on a CPU lane, which reads every expert from the same memory, all chosen ones). What crossed is that or, where experts
+were copied ahead of their routing, more. Utilisation is bytes that crossed over (the whole time to the first token
+times the measured rate); overlap is the share of the copies' time in which the GPU was not waiting for them, both by
+its own clock. The gap is what the first token took beyond the bound. Not here: the region (bench.synthetic), ceilings
+(bench.decode_lane).
 
 Invariant: a reading that remembered a token of its prompt is an error, not a figure.
 """
@@ -45,6 +49,7 @@ from shared_experts.owner import run_directory
 
 SIZES = "512,1536,4096,15360,32768,112640"
 READING_LIMIT_S = 3600.0
+CHOICES = ("prefill_chunk", "layer_pace", "prompt_reading")  # events of a lane's log
 LONG = 32768  # whose figures stand at the top of a result
 
 Figures = dict[str, Any]
@@ -62,6 +67,11 @@ class Reading:
     cache_bytes: int  # of experts read in the lane's cache, once a window
     region_bytes: int  # of experts read where they lie in the region
     cpu_bytes: int  # of these, by the CPU of a GPU lane
+    streamed_bytes: int = 0  # copied for the prompt, chosen or not
+    streaming_ns: int = 0
+    stream_wait_ns: int = 0
+    ahead_tokens: int = 0  # read in passes whose experts came ahead of their routing
+    window_tokens: int = 0  # read by decode windows
 
     @property
     def seconds(self) -> float:
@@ -98,7 +108,8 @@ def read(socket: Path, ids: Sequence[int]) -> Reading:
         raise StartFailed(f"of a prompt of {len(ids)} tokens {counted.prompt_tokens} were read")
     return Reading(
         len(ids), began_ns, first_ns, counted.prefill_ns, counted.windows, counted.expert_hit_bytes,
-        counted.expert_miss_bytes, counted.expert_cpu_bytes,
+        counted.expert_miss_bytes, counted.expert_cpu_bytes, counted.streamed_bytes, counted.streaming_ns,
+        counted.stream_wait_ns, counted.ahead_tokens, counted.window_tokens,
     )  # fmt: skip
 
 
@@ -108,6 +119,7 @@ class Bench:
     def __init__(self, synthetic: Synthetic, run: Path, chosen: argparse.Namespace) -> None:
         self.synthetic, self.run, self.chosen = synthetic, run, chosen
         self.prompts = Prompts(synthetic)
+        self.said: Figures = {}  # what the last lane logged of its choices
 
     def options(self, number: int, more: Sequence[str] = ()) -> list[str]:
         """Of lane `number`."""
@@ -123,19 +135,22 @@ class Bench:
         ]  # fmt: skip
 
     @contextmanager
-    def lane(self, number: int, more: Sequence[str] = ()) -> Iterator[Path]:
+    def lane(self, number: int, more: Sequence[str] = (), module: Sequence[str] = ("lanes",)) -> Iterator[Path]:
         """Its socket, while it runs."""
         if self.chosen.device == "cuda":
             os.environ["CUDA_VISIBLE_DEVICES"] = str(number)  # of the process that starts now
-        with running("lanes", *self.options(number, more)) as child:
+        with running(*module, *self.options(number, more)) as child:
             child.event("lane_ready")
+            self.said = {name: child.said(name) for name in CHOICES if child.said(name)}
             yield self.run / f"lane-{number}.sock"
 
-    def by_length(self, more: Sequence[str] = ()) -> list[tuple[str, Reading]]:
+    def by_length(
+        self, more: Sequence[str] = (), module: Sequence[str] = ("lanes",)
+    ) -> list[tuple[str, Reading]]:  # fmt: skip
         """(cold or warm, reading) of every length."""
         found = []
         for size in self.chosen.sizes:
-            with self.lane(0, more) as socket:
+            with self.lane(0, more, module) as socket:
                 found.append(("cold", read(socket, self.prompts.next(size))))
                 found += [("warm", read(socket, self.prompts.next(size))) for _ in range(self.chosen.repeats)]
         return found
@@ -174,15 +189,20 @@ def shown(kind: str, reading: Reading, rates: Ceilings) -> Figures:
     """One reading beside its bound."""
     on_gpu = rates.link is not None
     moved = reading.region_bytes - reading.cpu_bytes + (0 if on_gpu else reading.cache_bytes)
+    crossed = max(moved, reading.streamed_bytes)
     bound = prompt_s(moved, rates)
+    streaming, waiting = reading.streaming_ns, reading.stream_wait_ns
     return {
         "cache": kind, **{k: v for k, v in asdict(reading).items() if not k.endswith("_ns")},
         "first_token_s": round(reading.seconds, 4),
         "tokens_per_s": round(reading.tokens / reading.seconds, 1),
         "tokens_per_s_in_windows": round(reading.tokens / (reading.prefill_ns / 1e9), 1),
-        "utilisation": round(bound / reading.seconds, 4),
+        "crossed_bytes": crossed, "crossed_in_vain": round(1 - moved / max(1, crossed), 4),
+        "utilisation": round(prompt_s(crossed, rates) / reading.seconds, 4),
+        "streaming_s": round(streaming / 1e9, 4), "stream_wait_s": round(waiting / 1e9, 4),
+        "overlap": round(max(0.0, 1 - waiting / streaming), 4) if streaming else None,
         "bound_s": round(bound, 4), "bound_tokens_per_s": round(reading.tokens / bound, 1),
-        "times_the_bound": round(reading.seconds / bound, 2),
+        "gap_s": round(reading.seconds - bound, 4), "times_the_bound": round(reading.seconds / bound, 2),
     }  # fmt: skip
 
 
@@ -192,11 +212,13 @@ def measured(bench: Bench) -> Figures:
     with bench.synthetic.lend(bench.run / "owner.sock"):
         looks = [job("ceilings", bench.options(0))]
         read_ = bench.by_length()
+        said = bench.said
         swept = [
             (name, value, bench.by_length((f"--{name}", value)))
             for name, _, values in (sweep.partition("=") for sweep in chosen.sweep)
             for value in values.split(",")
         ]
+        rings = [(slots, bench.by_length((), ("bench.ring_lane", str(slots)))) for slots in chosen.rings]
         together = bench.together(chosen.together or max(chosen.sizes)) if chosen.lanes == 2 else None
         looks.append(job("ceilings", bench.options(0)))
     best = {name: max(look["bytes_per_s"][name] for look in looks) for name in looks[0]["bytes_per_s"]}
@@ -211,7 +233,12 @@ def measured(bench: Bench) -> Figures:
             {"option": name, "value": value, "prompts": [shown(kind, reading, rates) for kind, reading in found]}
             for name, value, found in swept
         ],
+        "rings": [
+            {"slots": slots, "prompts": [shown(kind, reading, rates) for kind, reading in found]}
+            for slots, found in rings
+        ],
         "two_lanes": together,
+        "lane_said": said,
         "ceilings_gb_per_s": {name: round(rate / 1e9, 2) for name, rate in best.items()},
         "bytes_that_count": "over the link" if rates.link is not None else "read by the cores, cache and region",
     }
@@ -234,6 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="OPTION=A,B",
         help="the lengths again with these values; repeatable",
     )
+    add("--rings", default="", metavar="SLOTS,SLOTS", help="the lengths again with rings of these sizes (cuda)")
     add("--lanes", type=int, choices=(1, 2), default=1, help="2: also two at once")
     add("--together", type=int, metavar="TOKENS", help="prompt length of two at once (default: the longest)")
     add("--cores", action="append", default=[], metavar="LIST", help="of lane 0, then of lane 1 (default: all)")
@@ -241,6 +269,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path, help="also write the object to this file")
     chosen = parser.parse_args(argv)
     chosen.sizes = [int(size) for size in chosen.sizes.split(",")]
+    chosen.rings = [int(slots) for slots in chosen.rings.split(",") if slots]
+    if chosen.rings and chosen.device != "cuda":
+        parser.error("--rings: a lane on the cpu has no ring")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with made(folder / "pack", SHAPES[chosen.scale], threads=chosen.threads) as synthetic:

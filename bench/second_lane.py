@@ -90,6 +90,12 @@ class Child:
                 raise StartFailed(f"no {name!r} from process {self.pid}; last: {list(self._events.values())[-1:]}")
             return self._events[name]
 
+    def said(self, name: str) -> dict[str, object]:
+        """The last event of this name without its frame; nothing where there was none."""
+        with self._changed:
+            event = self._events.get(name, {})
+        return {key: value for key, value in event.items() if key not in ("event", "lane", "level", "timestamp")}
+
     def stop(self) -> None:
         """SIGTERM, then SIGKILL after 20 s."""
         self._process.terminate()
