@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,22 +38,51 @@ GIB = 1 << 30
 Figures = dict[str, Any]
 
 
-def job(kind: str, options: Sequence[str], **rest: object) -> Figures:
-    """Runs one measuring process; raises CalledProcessError, its words are on standard error."""
+def job(kind: str, options: Sequence[str], *, limit_s: float = JOB_LIMIT_S, **rest: object) -> Figures:
+    """Runs one measuring process; raises CalledProcessError or TimeoutExpired, its words are on standard error."""
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}  # before torch is loaded there, as a lane does
     if "cuda" not in options:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     command = [sys.executable, "-m", "bench.decode_lane"]
     done = subprocess.run(
         command, input=json.dumps({"kind": kind, "options": list(options), **rest}), stdout=subprocess.PIPE, text=True,
-        check=True, timeout=JOB_LIMIT_S, env=environment,
+        check=True, timeout=limit_s, env=environment,
     )  # fmt: skip
     found: Figures = json.loads(done.stdout)
     return found
 
 
-def bounded(found: Mapping[str, Any], rates: Ceilings, dense_bytes: int) -> Figures:
-    """The figures of a stretch with their bound."""
+class Jobs:
+    """Runs jobs one after another until the time is up: one that fails does not stop the others, and what was found is
+    printed (standard error) and written down after each."""
+
+    def __init__(self, limit_s: float, out: Path | None) -> None:
+        self._until_s, self._out = time.monotonic() + limit_s, out
+        self.failed: dict[str, str] = {}
+        self._found: dict[str, Figures] = {}
+
+    def run(self, name: str, kind: str, options: Sequence[str], **rest: object) -> Figures | None:
+        """The figures; None where it failed, or was not begun for want of time."""
+        began_s = time.monotonic()
+        left_s = min(JOB_LIMIT_S, self._until_s - began_s)
+        try:
+            if left_s < 1.0:
+                raise TimeoutError("not begun: the time is up")
+            self._found[name] = job(kind, options, limit_s=left_s, **rest)
+        except (subprocess.SubprocessError, OSError, ValueError) as error:
+            self.failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+        found = self._found.get(name)
+        took_s = time.monotonic() - began_s
+        print(f"{name} [{took_s:.0f} s]: {json.dumps(found or self.failed[name])}", file=sys.stderr, flush=True)
+        if self._out is not None:
+            self._out.write_text(json.dumps({"unfinished": self._found, "failed": self.failed}, indent=1) + "\n")
+        return found
+
+
+def bounded(found: Mapping[str, Any], rates: Ceilings | None, dense_bytes: int) -> Figures:
+    """The figures of a stretch with their bound, where rates were measured."""
+    if rates is None or "tokens_per_s" not in found:
+        return {**found, "bound_tokens_per_s": None, "of_bound": None}
     moved = StepBytes(dense_bytes, found["resident_bytes"], found["missed_bytes"])
     bound = 1 / step_s(moved, rates)
     return {
@@ -61,8 +91,8 @@ def bounded(found: Mapping[str, Any], rates: Ceilings, dense_bytes: int) -> Figu
     }  # fmt: skip
 
 
-def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace) -> Figures:
-    """Every figure of the result."""
+def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, jobs: Jobs) -> Figures:
+    """Every figure of the result; null where a job failed."""
     run, config, info = run_directory(folder / "run"), synthetic.shape.config, synthetic.manifest.experts
     tokens, warm, prompt = chosen.tokens, chosen.warm, chosen.prompt
     context = prompt + warm + 2 * tokens + 8
@@ -70,44 +100,47 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace) -> 
         "--owner", str(run / "owner.sock"), "--pack", str(synthetic.folder), "--listen", f"unix:{run}/lane.sock",
         "--device", chosen.device, "--drafts", "0", "--context", str(context),
         *(("--cores", chosen.cores) if chosen.cores else ()),
+        *(("--prefill-chunk", str(chosen.prefill_chunk)) if chosen.prefill_chunk else ()),
     ]  # fmt: skip
     common: dict[str, object] = {
         "vocabulary": config.vocab_size, "topics": synthetic.shape.topics, "start": chosen.start, "prompt": prompt,
         "warm": warm, "tokens": tokens, "record_bytes": info.record_bytes, "pairs": synthetic.shape.pairs,
     }  # fmt: skip
     with synthetic.lend(run / "owner.sock"):
-        looks = [job("ceilings", [*options, "--vram-budget", "0"])]
-        budgets = []
+        before = jobs.run("ceilings before", "ceilings", [*options, "--vram-budget", "0"])
+        budgets: list[Figures] = []
         for number, budget in enumerate(chosen.vram_budget):
-            found = job(
-                "adaptive", [*options, "--vram-budget", budget], **common, trace=str(folder / f"{number}.trace")
-            )  # fmt: skip
-            budgets.append({"vram_budget": budget, **found})
+            budgeted, trace = [*options, "--vram-budget", budget], str(folder / f"{number}.trace")
+            found = jobs.run(f"adaptive at {budget}", "adaptive", budgeted, **common, trace=trace)
+            budgets.append({"vram_budget": budget, **(found or {})})
         points: list[Figures] = []
         if chosen.forced:
             everything = synthetic.region.header.total_bytes + 16 * GIB * (chosen.device == "cuda")
-            found = job(
-                "forced", [*options, "--vram-budget", chosen.forced_budget or str(everything)], **common,
+            found = jobs.run(
+                "forced", "forced", [*options, "--vram-budget", chosen.forced_budget or str(everything)], **common,
                 trace=str(folder / "forced.trace"), rates=[int(rate) / 100 for rate in chosen.forced.split(",")],
             )  # fmt: skip
-            points = [{"forced": True, **point} for point in found["points"]]
-        kernels = (
-            job("kernels", [*options, "--vram-budget", chosen.vram_budget[0]], **common) if chosen.kernels else None
-        )
-        looks.append(job("ceilings", [*options, "--vram-budget", "0"]))
+            points = [{"forced": True, **point} for point in (found or {"points": []})["points"]]
+        first_budget = [*options, "--vram-budget", chosen.vram_budget[0]]
+        kernels = jobs.run("kernels", "kernels", first_budget, **common) if chosen.kernels else None
+        after = jobs.run("ceilings after", "ceilings", [*options, "--vram-budget", "0"])
+    looks = [look for look in (before, after) if look is not None]
     # Neighbours only ever make memory look slower: of two looks the better one is nearer to what it can deliver.
-    best = {name: max(look["bytes_per_s"][name] for look in looks) for name in looks[0]["bytes_per_s"]}
-    rates, dense_bytes = Ceilings(**best), looks[0]["dense_bytes"]
+    best = {
+        name: max(look["bytes_per_s"][name] for look in looks) for name in (looks[0]["bytes_per_s"] if looks else ())
+    }
+    rates, dense_bytes = (Ceilings(**best), looks[0]["dense_bytes"]) if looks else (None, 0)
     first, *others = (bounded(found, rates, dense_bytes) for found in budgets)
     return {
-        **{name: first[name] for name in ("tokens_per_s", "hit_rate", "bound_tokens_per_s", "of_bound")},
-        "vram_budget_bytes": parse_bytes(chosen.vram_budget[0]), "milliseconds": first["milliseconds"],
+        **{name: first.get(name) for name in ("tokens_per_s", "hit_rate", "bound_tokens_per_s", "of_bound")},
+        "vram_budget_bytes": parse_bytes(chosen.vram_budget[0]), "milliseconds": first.get("milliseconds"),
         "adaptive": first, "other_budgets": others, "forced": [bounded(point, rates, dense_bytes) for point in points],
         "ceilings_gb_per_s": {name: round(rate / 1e9, 2) for name, rate in best.items()},
         "ceilings_looks_gb_per_s": [
             {name: round(rate / 1e9, 2) for name, rate in look["bytes_per_s"].items()} for look in looks
         ],
-        "gpu": kernels, "dense_bytes_per_step": dense_bytes, "cores": looks[0]["cores"],
+        "gpu": kernels, "dense_bytes_per_step": dense_bytes, "cores": looks[0]["cores"] if looks else None,
+        "failed": jobs.failed,
     }  # fmt: skip
 
 
@@ -132,7 +165,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--forced", default=FORCED, help=f"hit rates in percent; empty: none (default: {FORCED})")
     parser.add_argument("--forced-budget", metavar="BYTES", help="of the lane at forced rates (default: all experts)")
     parser.add_argument("--kernels", action="store_true", help="GPU: also some steps by kernel, in a lane of their own")
+    parser.add_argument("--prefill-chunk", type=int, metavar="ROWS", help="of the lane (default: its own)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="that make the model")
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        default=JOB_LIMIT_S,
+        help="for all measuring: what is not done by then fails (default: %(default)s)",
+    )
     parser.add_argument("--out", type=Path, help="also write the object to this file")
     chosen = parser.parse_args(argv)
     chosen.vram_budget = chosen.vram_budget or ["16GiB"]
@@ -141,7 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with made(folder / "pack", SHAPES[chosen.scale], seed=SEED, threads=chosen.threads) as synthetic:
-            found = measured(synthetic, folder, chosen)
+            jobs = Jobs(chosen.limit_s, chosen.out)
+            found = measured(synthetic, folder, chosen, jobs)
             result = frame(
                 "bench.decode",
                 [Path(a).name if a.startswith("/") else a for a in (sys.argv[1:] if argv is None else argv)],
@@ -154,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 packages=("numpy", "torch"),
             )  # fmt: skip
     write({**result, **found}, chosen.out)
-    return 0
+    return 1 if jobs.failed else 0
 
 
 if __name__ == "__main__":

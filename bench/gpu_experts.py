@@ -11,26 +11,24 @@ medians; the bound is bytes over the rates of the same run. Not here: dense laye
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import itertools
+import json
 import os
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-if importlib.util.find_spec("structlog") is None:  # a bare GPU host: nothing of what runs here logs
-    sys.modules["structlog"] = ModuleType("structlog")
-    sys.modules["structlog"].get_logger = lambda *names: None  # type: ignore[attr-defined]
-
+from bench import bare_host
 from bench.gpu_window import CHOSEN, HIDDEN, INNER, Bench, Records, Window, keep, medians
 from bench.result import frame, write
 from lanes.counters import Counters
@@ -38,6 +36,7 @@ from lanes.device import cuda
 from lanes.experts.cache import ExpertCache, slots_of
 from lanes.experts.gpu.doorbell import KernelWords, StreamWords
 from lanes.experts.gpu.experts import GpuExperts
+from lanes.experts.gpu.rates import Rates
 from lanes.experts.gpu.share import Share
 from lanes.experts.gpu.slots import DeviceSlots
 from lanes.experts.gpu.start import cores_of, start_share
@@ -96,8 +95,73 @@ def timed(bench: Bench, share: Share, tables: dict[str, I32], rows: int, missing
     }  # fmt: skip
 
 
+class Report:
+    """What was found so far: printed part by part, and kept in the file, so that it outlives what comes after."""
+
+    def __init__(self, arguments: list[str], out: Path | None) -> None:
+        self._arguments, self._out = arguments, out
+        self.figures: dict[str, Any] = {}
+        self.failed: list[str] = []
+        self.pack: dict[str, object] = {}
+        self.conditions: dict[str, object] = {"statistic": "interleaved medians"}
+
+    def part(self, name: str, measure: Callable[[], dict[str, Any]]) -> None:
+        """Adds what `measure` finds; where it fails, says so and goes on, unless the device is lost."""
+        began_s = time.perf_counter()
+        try:
+            found = measure()
+        except Exception as error:
+            self.failed.append(name)
+            traceback.print_exc(limit=-4)
+            found = {f"{name}: failed": f"{type(error).__name__}: {str(error)[:300]}"}
+        self.figures |= found
+        print(f"{name} [{time.perf_counter() - began_s:.1f} s]: {json.dumps(found)}", flush=True)
+        if self._out is not None:
+            self._out.write_text(json.dumps(self.result(), indent=1) + "\n")
+        torch.cuda.synchronize()
+
+    def result(self) -> dict[str, Any]:
+        """The whole, so far."""
+        framed = frame(
+            "bench.gpu_experts", self._arguments, pack=self.pack, conditions=self.conditions,
+            packages=("torch", "triton", "numpy"),
+        )  # fmt: skip
+        return {**framed, "figures": self.figures, "failed": self.failed}
+
+
+def bounded(result: dict[str, Any], layers: int, record_mb: float, hbm: float, rates: Rates) -> dict[str, Any]:
+    """With the milliseconds that the same run's rates would take."""
+    both = record_mb / rates.link_us + record_mb / rates.cpu_us  # TB/s
+    hits = result["distinct_experts_a_layer"] - result["missed_a_layer"]
+    bound = layers * (hits * record_mb / hbm + result["missed_a_layer"] * record_mb / (both * 1e3))
+    return {**result, "bound_milliseconds_without_handshake": round(bound, 3)}
+
+
+def climbed(bench: Bench, share: Share, rates: Rates, windows: int) -> dict[str, Any]:
+    """The search for the split, from what was measured on."""
+    share.search(rates)
+    window, rng = Window(bench, 1, share), np.random.default_rng(23)
+    sets, biases = [bench.ids(rng, 1, 0.25) for _ in range(SETS)], []
+    share.on_split = lambda bias, counts: biases.append((bias, counts[:11].tolist()))
+    times = [window.milliseconds(sets[number % SETS]) for number in range(windows)]
+    return {
+        "windows": windows, "found": biases[-3:], "first_100_ms": round(statistics.median(times[:100]), 3),
+        "last_100_ms": round(statistics.median(times[-100:]), 3),
+    }  # fmt: skip
+
+
+def words(bench: Bench, share: Share, kind: type[StreamWords] | type[KernelWords], rounds: int) -> dict[str, Any]:
+    """A window, a quarter of it the CPU's, with one kind of doorbell."""
+    share.split(share.most)
+    share.doorbell = kind(*share.words)
+    window, rng = Window(bench, 1, share), np.random.default_rng(23)
+    sets = [bench.ids(rng, 1, 0.25) for _ in range(SETS)]
+    took = statistics.median(window.milliseconds(sets[number % SETS]) for number in range(rounds))
+    return {f"a_quarter_by_cpu_ms_with_{kind.name}_words": round(took, 3)}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Checks, measures, prints one JSON object."""
+    """Checks, measures, prints a line a part and one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_experts", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--experts", type=int, default=64, help="of a layer (default: %(default)s)")
@@ -105,18 +169,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--climb", type=int, default=1500, help="windows of the search (default: %(default)s)")
     parser.add_argument("--no-tests", action="store_true", help="do not run tests/gpu first")
+    parser.add_argument("--limit-s", type=float, default=540.0, help="ends then, whatever hangs (default: %(default)s)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
-    tests = 0
+    bare_host.stop_after(options.limit_s)
+    report = Report(list(argv if argv is not None else sys.argv[1:]), options.out)
     if not options.no_tests:
         # Without the project's settings: they name plugins that a GPU host may not have.
         names = ["tests/gpu/test_gpu_cache.py", "tests/gpu/test_gpu_share.py"]
-        tests = int(pytest.main(["-q", "-c", os.devnull, "--rootdir", ".", "--durations=5", *names]))
+        settings = ["-q", "-c", os.devnull, "--rootdir", ".", "--durations=5"]
+        report.part("tests", lambda: {"tests_exit": int(pytest.main([*settings, *names]))})
     device = cuda.start()
     cores = sorted(os.sched_getaffinity(0))
     engine_core, share_cores = cores_of(cores)
     layout = RecordLayout.of(EXPERT_FORMATS["q4g64"], HIDDEN, INNER)
     info = ExpertsInfo("q4g64", HIDDEN, INNER, options.layers, 0, options.experts, layout.record_bytes)
+    report.pack = {
+        "format": "q4g64", "layers": info.layers, "experts": info.experts, "hidden": HIDDEN, "intermediate": INNER,
+    }  # fmt: skip
+    report.conditions |= {"rounds": options.rounds, "resident_of_a_layer": options.resident}
     began_s = time.perf_counter()
     records = Records(info, len(cores))
     filled_s = time.perf_counter() - began_s
@@ -135,59 +206,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     admitted_s = time.perf_counter() - began_s
     experts.end_window()
     assert (cache.resident == resident).all(), "the cache is not as it should be"
+    report.part("stands", lambda: {
+        "device": device.name, "cores": len(cores), "filled_s": round(filled_s, 2),
+        "pin_s": round(records.pinned.seconds, 2), "admitted_gb_s": round(budget / admitted_s / 1e9, 1),
+    })  # fmt: skip
     os.sched_setaffinity(0, {engine_core})
     kernel = ExpertKernel(layout, cores=share_cores)
     refused: dict[str, str] = {}
     started = start_share(experts, cache, kernel, records.first, refused.__setitem__, core=share_cores[0])
     share, rates = started.share, started.rates
-    by_rates = share.counts
-    tables = {"link": share.most * 0, "cpu": share.most, "split by rates": by_rates}
-    hbm = hbm_gb_s()
-    results = [timed(bench, share, tables, rows, missing, options.rounds)
-               for rows in (1, 4) for missing in (0.0, 0.25, 0.5)]  # fmt: skip
-    share.search(rates)
-    window, rng = Window(bench, 1, share), np.random.default_rng(23)
-    sets, biases, climbed = [bench.ids(rng, 1, 0.25) for _ in range(SETS)], [], []
-    share.on_split = lambda bias, counts: biases.append((bias, counts[:11].tolist()))
-    for number in range(options.climb):
-        climbed.append(window.milliseconds(sets[number % SETS]))
-    record_mb = info.record_bytes / 1e6
-    both = record_mb / rates.link_us + record_mb / rates.cpu_us  # TB/s
-    for result in results:
-        hits = result["distinct_experts_a_layer"] - result["missed_a_layer"]
-        bound = info.layers * (hits * record_mb / hbm + result["missed_a_layer"] * record_mb / (both * 1e3))
-        result["bound_milliseconds_without_handshake"] = round(bound, 3)
-    handshake = results[0]["milliseconds"]
-    figures = {
-        "tests_exit": tests, "device": device.name, "cores": len(cores), "doorbell": share.doorbell.name,
-        "refused": refused, "filled_s": round(filled_s, 2), "pin_s": round(records.pinned.seconds, 2),
-        "admitted_gb_s": round(budget / admitted_s / 1e9, 1), "hbm_gb_s": round(hbm, 1),
+    by_rates, record_mb, hbm = share.counts, info.record_bytes / 1e6, hbm_gb_s()
+    report.part("share", lambda: {
+        "doorbell": share.doorbell.name, "refused": refused, "hbm_gb_s": round(hbm, 1),
         "rates_us": {name: round(value, 2) for name, value in asdict(rates).items()},
         "rates_gb_s": {name.removesuffix("_us"): round(record_mb * 1e3 / value, 1)
                        for name, value in asdict(rates).items() if name != "cpu_start_us" and value},
         "split_by_rates": by_rates[:11].tolist(),
-        "handshake_us_a_layer": round((handshake["link"] - handshake["link, no handshake"]) * 1e3 / info.layers, 2),
-        "windows": results,
-        "climb": {"windows": options.climb, "found": biases[-3:],
-                  "first_100_ms": round(statistics.median(climbed[:100]), 3),
-                  "last_100_ms": round(statistics.median(climbed[-100:]), 3)},
-    }  # fmt: skip
-    share.split(share.most)
+    })  # fmt: skip
+    tables = {"link": share.most * 0, "cpu": share.most, "split by rates": by_rates}
+    windows: list[dict[str, Any]] = []
+
+    def at(rows: int, missing: float) -> dict[str, Any]:
+        found = timed(bench, share, tables, rows, missing, options.rounds)
+        windows.append(bounded(found, info.layers, record_mb, hbm, rates))
+        handshake = windows[0]["milliseconds"]
+        each_us = (handshake["link"] - handshake["link, no handshake"]) * 1e3 / info.layers
+        return {"handshake_us_a_layer": round(each_us, 2), "windows": windows}
+
+    for rows, missing in itertools.product((1, 4), (0.0, 0.25, 0.5)):
+        report.part(f"{rows} rows, {missing} missing", partial(at, rows, missing))
+    report.part("climb", lambda: {"climb": climbed(bench, share, rates, options.climb)})
     for kind in (StreamWords, KernelWords):
-        share.doorbell = kind(*share.words)
-        one = Window(bench, 1, share)
-        took = statistics.median(one.milliseconds(sets[number % SETS]) for number in range(options.rounds))
-        figures[f"a_quarter_by_cpu_ms_with_{kind.name}_words"] = round(took, 3)
+        report.part(f"{kind.name} words", partial(words, bench, share, kind, options.rounds))
     share.close()
     kernel.close()
-    pack = {"format": "q4g64", "layers": info.layers, "experts": info.experts, "hidden": HIDDEN, "intermediate": INNER}
-    conditions = {"rounds": options.rounds, "resident_of_a_layer": options.resident, "statistic": "interleaved medians"}
-    framed = frame(
-        "bench.gpu_experts", list(argv if argv is not None else sys.argv[1:]), pack=pack, conditions=conditions,
-        packages=("torch", "triton", "numpy"),
-    )  # fmt: skip
-    write({**framed, "figures": figures}, options.out)
-    return tests
+    write(report.result(), options.out)
+    return 1 if report.failed or report.figures.get("tests_exit") else 0
 
 
 if __name__ == "__main__":

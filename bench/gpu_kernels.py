@@ -12,28 +12,24 @@ Needs torch with CUDA, triton and numpy; nothing that only a lane's process need
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 import triton
 
-if importlib.util.find_spec("structlog") is None:  # a bare GPU host: nothing of what runs here logs
-    sys.modules["structlog"] = ModuleType("structlog")
-    sys.modules["structlog"].get_logger = lambda *names: None  # type: ignore[attr-defined]
-
-from bench import gpu_cases, gpu_products, result
+from bench import bare_host, gpu_cases, gpu_products, result
 from bench.gpu_attention import attention_cases
 from bench.gpu_cases import Case, ExpertLayer, Records, Sizes
+from lanes.device.capture import captured
 from lanes.kernels import early, experts
 
 REPEATS = 30  # replays of a graph; the median counts
@@ -45,12 +41,14 @@ DOWN_TILES = [(32, 8), (16, 4), (32, 4), (16, 8), (64, 8), (64, 16), (8, 4), (16
 
 def microseconds(layer: Callable[[int], object], layers: int, repeats: int = REPEATS) -> float:
     """Of one layer, in a graph of all of them."""
-    layer(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def all_layers() -> None:
         for i in range(layers):
             layer(i)
+
+    all_layers()  # each of them: layers whose tensors are aligned otherwise have kernels of their own
+    torch.cuda.synchronize()
+    graph = captured(all_layers)
     for _ in range(3):
         graph.replay()
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
@@ -85,6 +83,21 @@ class Report:
         """Since the process began."""
         return time.monotonic() - self.started
 
+    def fail(self, name: str, error: Exception) -> None:
+        """Says so and goes on; raises where the device is lost: nothing more can be measured."""
+        self.failed.append(name)
+        print(f"{name:<46} FAILED {type(error).__name__}: {str(error)[:300]}", flush=True)
+        traceback.print_exc(limit=-3)
+        self.save()
+        torch.cuda.synchronize()
+
+    def cases(self, name: str, group: Callable[[], Iterable[Case]]) -> Iterator[Case]:
+        """Of a group, as far as it can be made."""
+        try:
+            yield from group()
+        except Exception as error:
+            self.fail(f"cases of {name}", error)
+
     def run(self, case: Case, rows: int, layers: int, **extra: object) -> float | None:
         """Checks and times one case: µs a layer, None where it failed."""
         name = f"{case.name}, {rows} row{'s' * (rows > 1)}"
@@ -94,11 +107,7 @@ class Report:
                 torch.cuda.synchronize()
             time_us = microseconds(case.layer, case.layers or layers)
         except Exception as error:  # whatever it is, the others are measured
-            self.failed.append(name)
-            print(f"{name:<46} FAILED {type(error).__name__}: {str(error)[:300]}", flush=True)
-            traceback.print_exc(limit=-3)
-            self.save()
-            torch.cuda.synchronize()  # raises where the device is lost: nothing more can be measured
+            self.fail(name, error)
             return None
         bound_us = case.bytes / self._rate * 1e6
         self._cases.append({
@@ -159,7 +168,10 @@ def whole_layer(cases: dict[str, Case]) -> list[Case]:
     mixing = ["stream: enter", "stream: lower", "stream: lift"]
     block = ["products: into a DeltaNet", "deltanet: all three", "products: out of a DeltaNet"]
     moe = ["shared: enter", "route", "experts: quantise", "experts: gate_up, down", "shared: leave"]
-    parts = [cases[name] for name in (*mixing, *block, *mixing, *moe)]
+    names = (*mixing, *block, *mixing, *moe)
+    if not cases.keys() >= set(names):
+        return []  # what could not be made was reported
+    parts = [cases[name] for name in names]
 
     def plain(layer: int) -> None:
         for part in parts:
@@ -197,8 +209,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", default="1,4,2,3", help="rows of a window, comma-separated (default: %(default)s)")
     parser.add_argument("--only", default="", help="cases whose name contains this (default: all)")
     parser.add_argument("--until-s", type=float, default=90.0, help="starts nothing later (default: %(default)s)")
+    parser.add_argument("--limit-s", type=float, default=540.0, help="ends then, whatever hangs (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="write the result there as JSON")
     options = parser.parse_args(argv)
+    bare_host.stop_after(options.limit_s)
     if not torch.cuda.is_available():
         parser.exit(2, "bench.gpu_kernels: no CUDA device\n")
     torch.manual_seed(0)
@@ -214,25 +228,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.run(Case("nothing: one element", 1, 8, lambda _: one.add_(1)), 1, sizes.layers)
     records = Records(sizes, max(all_rows), "cuda")
     for rows in all_rows:
+        if report.elapsed_s > options.until_s:
+            print(f"{rows} rows: not begun for want of time", flush=True)
+            continue
         ends = rows in (min(all_rows), max(all_rows))
-        groups = [
-            ExpertLayer(sizes, records, rows, "cuda").cases(), gpu_products.stream_products(sizes, rows, "cuda"),
-            gpu_products.projection_products(sizes, rows, "cuda"), gpu_products.shared_products(sizes, rows, "cuda"),
-            gpu_cases.dense_cases(sizes, rows, "cuda"),
-        ]  # fmt: skip
+        groups: dict[str, Callable[[], Iterable[Case]]] = {
+            "experts": lambda rows=rows: ExpertLayer(sizes, records, rows, "cuda").cases(),  # type: ignore[misc]
+            "stream": partial(gpu_products.stream_products, sizes, rows, "cuda"),
+            "projections": partial(gpu_products.projection_products, sizes, rows, "cuda"),
+            "shared": partial(gpu_products.shared_products, sizes, rows, "cuda"),
+            "dense": partial(gpu_cases.dense_cases, sizes, rows, "cuda"),
+        }
         if ends:  # the keys of a long sequence are many: not for the rows between
-            groups.append(attention_cases(sizes, rows, "cuda"))
+            groups["attention"] = partial(attention_cases, sizes, rows, "cuda")
         cases: dict[str, Case] = {}
-        for group in groups:
-            for case in group:
+        for name, group in groups.items():
+            for case in report.cases(name, group):
                 cases[case.name] = case
                 if options.only in case.name and (ends or case.check) and report.elapsed_s < options.until_s:
                     report.run(case, rows, sizes.layers)
         for case in whole_layer(cases):
-            if options.only in case.name and ends:
+            if options.only in case.name and ends and report.elapsed_s < options.until_s:
                 report.run(case, rows, sizes.layers)
         if rows == all_rows[0] and options.only in "sweep":
-            sweep(report, sizes, records, 0.6 * options.until_s)
+            try:
+                sweep(report, sizes, records, 0.6 * options.until_s)
+            except Exception as error:
+                report.fail("sweep", error)
     report.save()
     print(f"{len(report.failed)} failed {report.failed}; {report.elapsed_s:.0f} s; triton {triton.__version__}")
     return 1 if report.failed else 0

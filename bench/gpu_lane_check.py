@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from bench import bare_host
 from bench import gpu_lane_cases as cases
 from bench.gpu_lane_rig import CONTEXT, gpu_lane, small_pack
 from lanes.device import cuda
@@ -91,7 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cases", default="region," + ",".join(CASES), help="which, in this order (default: all)")
     parser.add_argument("--packs", default="q4g64-bf16,q8-f32", help="experts-dense of each (default: %(default)s)")
+    parser.add_argument("--limit-s", type=float, default=540.0, help="ends then, whatever hangs (default: %(default)s)")
     options = parser.parse_args(argv)
+    bare_host.stop_after(options.limit_s)
     results: dict[str, dict[str, object]] = {}
 
     def tell(name: str, run: Callable[[], str]) -> None:

@@ -20,6 +20,7 @@ import json
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import result
+from bench import bare_host, result
 from lanes.experts.feed import Feed
 from lanes.experts.gpu.slots import DeviceArrival
 from lanes.kernels import combine, experts, grouped, jobs
@@ -179,8 +180,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--most-pairs", type=int, default=16_384, help="of a batch (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--sweep", action="store_true", help="also other tiles, at 4,096 rows")
+    parser.add_argument("--until-s", type=float, default=240.0, help="starts nothing later (default: %(default)s)")
+    parser.add_argument("--limit-s", type=float, default=540.0, help="ends then, whatever hangs (default: %(default)s)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
+    bare_host.stop_after(options.limit_s)
     began = time.monotonic()
     layout = RecordLayout.of(EXPERT_FORMATS[options.format], HIDDEN, INNER)
     home = torch.empty((EXPERTS, layout.record_bytes), dtype=torch.uint8).random_()
@@ -203,6 +207,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"link {rate / 1e9:.1f} GB/s, a layer's records {home.nbytes / 1e9:.2f} GB", flush=True)
 
     def case(name: str, call: Callable[[], object], rows: int, layers: int, crossed: int, layer: Layer) -> None:
+        if time.monotonic() - began > options.until_s:
+            print(f"{name:<44} not begun for want of time", flush=True)
+            return
         try:
             call()
             torch.cuda.synchronize()
@@ -211,6 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:  # the others are measured
             failed.append(name)
             print(f"{name:<44} FAILED {type(error).__name__}: {str(error)[:300]}", flush=True)
+            traceback.print_exc(limit=-3)
             torch.cuda.synchronize()  # raises where the device is lost
             return
         figures = {

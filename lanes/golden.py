@@ -10,7 +10,6 @@ Invariant: standard output has a whole record or nothing; exit code 0 exactly wi
 
 from __future__ import annotations
 
-import importlib.metadata
 import mmap
 import os
 import re
@@ -36,6 +35,7 @@ from shared_experts.errors import SharedExpertsError
 from shared_experts.golden import ExpertDigest, GoldenRecord, encode
 from shared_experts.manifest import ExpertsInfo
 from shared_experts.pack import Pack
+from shared_experts.program import version
 
 PROMPTS = 4
 CUTS = (1, 5)  # rows a window
@@ -110,7 +110,7 @@ def make(pack: Pack, threads: int) -> GoldenRecord:
             tuple(selftest.shorten(row) for row in rows) if spread <= MOST_SPREAD else (),
             min(spread, 1.0),
             digests,
-            f"expressway {importlib.metadata.version('expressway')}, torch {torch.__version__}, "
+            f"expressway {version()}, torch {torch.__version__}, "
             f"{torch.backends.cpu.get_cpu_capability()}, experts {kernel.isa}",
         )
     finally:

@@ -90,7 +90,13 @@ def cuda_parts(opened: Opened) -> Parts:
     model = GpuQwen4Exp(inner, experts, context_tokens)
     if config.prefill_routing == "vram":
         model.near = inner.near = Near(experts.resident, counters)
-    _log.info("windows_captured", allocated=torch.cuda.memory_allocated(), reserved=torch.cuda.memory_reserved())
+    # What the driver counts beside torch's part: the context, kernels and graphs (on a GPU of this lane alone).
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    reserved_bytes = torch.cuda.memory_reserved()
+    _log.info(
+        "windows_captured", allocated=torch.cuda.memory_allocated(), reserved=reserved_bytes,
+        beside_torch=total_bytes - free_bytes - reserved_bytes, planned_beside_torch=limits.CUDA_CONTEXT_BYTES,
+    )  # fmt: skip
     # The sequence that runs has its state in VRAM; those that wait lie in host memory, as do checkpoints.
     states = StatePool(model.state_shape, seat_bytes + config.state_budget_bytes, slots=limits.MAX_RESIDENTS)
     most_rows = min(MANY_ROWS, chunk.rows, context_tokens // 2)

@@ -10,6 +10,7 @@ import json
 
 from lanes.errors import NativeKernelUnavailable
 from shared_experts.errors import NativeMissing
+from shared_experts.program import version
 
 
 def report() -> str:
@@ -19,7 +20,7 @@ def report() -> str:
     from shared_experts.quantiser import load_quantiser
     from shared_experts.row_reader import check_library
 
-    found = {name: importlib.metadata.version(name) for name in ("expressway", "torch", "numpy")}
+    found = {"expressway": version(), **{name: importlib.metadata.version(name) for name in ("torch", "numpy")}}
     try:
         kernel = {"isa": ExpertKernel.best_isa()}
     except NativeKernelUnavailable as error:

@@ -10,7 +10,6 @@ Invariant: the target either does not exist or is a whole, synced pack of one st
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from shared_experts.manifest import FILE_NAME, Manifest, Section, encode, finish
 from shared_experts.pack import Progress
 from shared_experts.pack_plan import PackPlan
 from shared_experts.pack_writer import PackWriter
+from shared_experts.program import version
 from shared_experts.quantiser import load_quantiser
 from shared_experts.qwen4_exp import ARCHITECTURE
 from shared_experts.temporary import PartialFolder, refusing, sync_folder
@@ -157,7 +157,7 @@ def _manifest(checkpoint: Checkpoint, plan: PackPlan, made_of: Ingredients, sect
 
 
 def _program() -> str:
-    return f"expressway {importlib.metadata.version('expressway')}"
+    return f"expressway {version()}"
 
 
 def _layout(checkpoint: Checkpoint, name: str) -> RecordLayout:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import torch
 
@@ -25,6 +27,8 @@ class Pinned:
     def __init__(self, region: FakeRegion) -> None:
         info, self._region = region.info, region
         self._pinned = PinnedRegion(region.record_address(0, 0), info.layers * info.experts * info.record_bytes)
+        # Before the memory goes: what comes to lie there later could not be registered.
+        weakref.finalize(region, self._pinned.close)
 
     def record_address(self, layer: int, expert: int) -> int:
         address = self._pinned.device_address(self._region.record_address(layer, expert))

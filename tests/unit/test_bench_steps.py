@@ -1,11 +1,13 @@
 """What `bench.decode` is made of: forced sets, bounds, parts of a step, ceilings of this host's memory."""
 
+import json
+import subprocess
 import time
 
 import numpy as np
 import pytest
 
-from bench import ceilings, step_kernels, step_parts
+from bench import ceilings, decode, step_kernels, step_parts
 from bench.bound import Ceilings, StepBytes, prompt_s, step_s
 from bench.forced import Held, hottest
 from bench.synthetic.pack import made
@@ -89,6 +91,26 @@ def test_ceilings_of_a_cpu_are_read_rates_of_the_region(tmp_path):
         kernel.close()
     assert 1e8 < found.cpu_read < 1e12
     assert found.hbm_copy is found.link is None
+
+
+def test_a_job_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+    def run(kind, options, *, limit_s, **rest):
+        if kind == "broken":
+            raise subprocess.CalledProcessError(1, ["a", "command"])
+        return {"limit_s": limit_s, **rest}
+
+    monkeypatch.setattr(decode, "job", run)
+    out = tmp_path / "decode.json"
+    jobs = decode.Jobs(100.0, out)
+    assert jobs.run("first", "whole", [], rows=2)["rows"] == 2
+    assert jobs.run("second", "broken", []) is None
+    assert 0 < jobs.run("third", "whole", [])["limit_s"] <= 100.0
+    kept = json.loads(out.read_text())
+    assert set(kept["unfinished"]) == {"first", "third"}
+    assert set(kept["failed"]) == {"second"}
+    late = decode.Jobs(0.0, None)
+    assert late.run("any", "whole", []) is None
+    assert "time is up" in late.failed["any"]
 
 
 def test_kernels_are_of_the_part_whose_name_is_theirs_alone():

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from lanes.device.capture import captured as graph_of
 from lanes.errors import EngineFailed, GpuFailed, StartError
 from lanes.experts.gpu.doorbell import KernelWords, StreamWords
 from lanes.experts.gpu.experts import GpuExperts
@@ -101,8 +102,6 @@ def captured(window: Callable[[], None], device: torch.device) -> Iterator[Calla
         return
     window()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        window()
+    graph = graph_of(window)
     yield graph.replay
     graph.reset()

@@ -62,9 +62,9 @@ def test_the_expert_cases(few_programs, monkeypatch):
     down = experts.down
 
     def with_a_wrong_code(*arguments):
-        records.bytes[place, records.layout.down_codes] ^= 0x88
+        records.bytes[place, records.layout.down_codes] ^= 0x08
         down(*arguments)
-        records.bytes[place, records.layout.down_codes] ^= 0x88
+        records.bytes[place, records.layout.down_codes] ^= 0x08
 
     monkeypatch.setattr(experts, "down", with_a_wrong_code)
     with pytest.raises(AssertionError, match="bits of y"):

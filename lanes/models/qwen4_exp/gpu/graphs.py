@@ -5,11 +5,13 @@ Not here: what a window launches. Invariant: a replay does what `run` would, bit
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
+from lanes.device.capture import captured
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
 
 
@@ -34,19 +36,14 @@ class Graphs:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for rows in range(1, MOST_ROWS + 1):
-                warm(lambda rows=rows: window.run(rows))  # type: ignore[misc]
+                warm(functools.partial(window.run, rows))
             window.settle()
         torch.cuda.synchronize(device)
 
-        def captured(run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                run()
-            return graph
-
         for rows in range(1, MOST_ROWS + 1):
-            self._windows.append(captured(lambda rows=rows: window.run(rows)))  # type: ignore[misc]
-        self._settling = captured(window.settle)
+            launch = functools.partial(window.run, rows)
+            self._windows.append(captured(launch, pool=pool, stream=stream))
+        self._settling = captured(window.settle, pool=pool, stream=stream)
 
     def run(self, rows: int) -> None:
         """Enqueues the graph of a window."""

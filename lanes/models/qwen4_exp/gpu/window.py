@@ -79,7 +79,8 @@ class DecodeWindow:
         a.injection.zero_()
         for step in (*self._steps, self._last):
             step(rows)
-        multiply(a.u, self._head, self.logits[:rows])
+        u = a.u if self._head.dtype == torch.float32 else a.u_rounded
+        multiply(u, self._head, self.logits[:rows])
 
     @torch.no_grad()
     def settle(self) -> None:
