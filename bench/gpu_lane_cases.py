@@ -8,12 +8,17 @@ Letters: T tokens, V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 from collections.abc import Sequence
 
 import torch
 
-from bench.gpu_lane_rig import Lane, cpu_lane, gpu_lane
+from bench.gpu_lane_rig import CONTEXT, Lane, cpu_lane, gpu_lane
+from lanes.experts.gpu.experts import GpuExperts
+from lanes.experts.gpu.prompt import Means
+from lanes.experts.store import Interrupted
 from shared_experts.pack import Pack
 
 TOLERANCE = 2e-2  # of scale: bf16
@@ -101,6 +106,51 @@ def whatever_is_cached(pack: Pack, device: str, ids: Sequence[int]) -> str:
         asked = lane.counters.expert_hits + lane.counters.expert_misses
         hits.append(f"{slots} slots {100 * lane.counters.expert_hits / asked:.0f} %")
     return "hits: " + ", ".join(hits)
+
+
+def whatever_feeds_a_prompt(
+    pack: Pack, device: str, ids: Sequence[int], rings: Sequence[int] = (1, 2, 3), rows: int = PROMPT
+) -> str:
+    """Its experts read in place, copied as they were chosen or ahead, through rings of 1 to 3 slots, and again after a
+    cancel between any two layers: the same bits."""
+    info, copied = pack.manifest.experts, []
+    want = _read(gpu_lane(pack, device), ids, rows)
+    for ahead, slots in itertools.product((False, True), rings):
+        lane = gpu_lane(pack, device, slots=8 * slots)
+        lane.prompter = None
+        assert isinstance(lane.experts, GpuExperts)
+        means = Means(ahead=ahead, slots=slots)
+        lane.experts.feeding = lambda _, means=means: means  # type: ignore[misc]
+        for layers in range(info.layers - info.draft_layers if ahead else 1):
+            if layers:
+                _cancelled(lane, ids[:rows], layers)
+            bit_equal(_read(lane, ids, rows), want)
+        copied.append(lane.counters.streamed_bytes // info.record_bytes)
+    return f"records copied: {copied}"
+
+
+def _read(lane: Lane, ids: Sequence[int], rows: int) -> torch.Tensor:
+    """Logits of the last prompt row and of one more token."""
+    lane.prompter = None
+    slot = lane.states.open(CONTEXT)
+    first = lane.windows(ids[:rows], slot, [rows], logits="last")
+    second = lane.windows(ids[rows : rows + 1], slot, [1])
+    lane.model.settle(lane.states[slot])
+    lane.states.close(slot)
+    return torch.cat((first, second))
+
+
+def _cancelled(lane: Lane, ids: Sequence[int], layers: int) -> None:
+    """A prompt that is left before that layer, as the runner leaves one."""
+    left = iter([False] * layers)
+    lane.experts.stopped = lambda: next(left, True)
+    slot = lane.states.open(CONTEXT)
+    with contextlib.suppress(Interrupted):
+        lane.windows(ids, slot, [len(ids)], logits="last")
+        raise AssertionError("nobody stopped")
+    lane.experts.stopped = lambda: False
+    lane.experts.end_window()
+    lane.states.close(slot)
 
 
 def whoever_computes_misses(pack: Pack, device: str, ids: Sequence[int]) -> str:

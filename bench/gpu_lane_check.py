@@ -79,6 +79,7 @@ CASES: dict[str, Callable[[Pack, str, Sequence[int]], str]] = {
     "drafts": cases.drafts_change_nothing,
     "turns": cases.taking_turns,
     "cache": cases.whatever_is_cached,
+    "prompts": cases.whatever_feeds_a_prompt,
     "guesses": cases.guesses,
     "captured": cases.captured_as_launched,
     "share": cases.whoever_computes_misses,

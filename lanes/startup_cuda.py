@@ -21,6 +21,7 @@ from lanes.errors import CudaUnavailable
 from lanes.experts.cache import ExpertCache
 from lanes.experts.gpu.experts import GpuExperts
 from lanes.experts.gpu.pace import SLOTS, LayerPace, measure
+from lanes.experts.gpu.prompt import Means
 from lanes.experts.gpu.rates import Rates
 from lanes.experts.gpu.reading import Reading
 from lanes.experts.gpu.slots import DeviceSlots
@@ -135,13 +136,14 @@ def _reading(
         expert_row_s=layer.expert_row_s * (info.layers - info.draft_layers),
     )  # fmt: skip
     reading = Reading(cache, info, experts.chosen, pace)
-    experts.feeding = reading.feeding
     rows, choice = reading.windows_up_to()
+    experts.feeding = reading.feeding
     if opened.config.prefill_routing != "exact":
-        rows = 0  # decode windows are never steered
+        # Steered rows miss next to nothing, and decode windows are never steered.
+        rows, experts.feeding = 0, lambda _: Means(ahead=False, slots=limits.RING_SLOTS)
     _log.info(
         "prompt_reading", windows_up_to=rows, next=choice.reason, pace=dataclasses.asdict(pace),
-        ring_slots=reading.feeding(most_rows).slots,
+        ring_slots=experts.feeding(most_rows).slots,
     )  # fmt: skip
     return rows
 

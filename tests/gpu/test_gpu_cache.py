@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from lanes.experts.gpu import pace
+from lanes.experts.gpu.slots import DeviceSlots
 from lanes.experts.policy import Plan, State
 from tests.fakes.gpu_experts import Captured, Rig
 
@@ -76,3 +78,12 @@ def test_nothing_is_allocated_by_a_window():
         torch.cuda.synchronize()
         rig.experts.end_window()
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_link_and_products_are_measured():
+    rig = Rig("cuda", 0, **SIZES)
+    info, device = rig.region.info, torch.device("cuda")
+    slots = DeviceSlots(pace.SLOTS, info.record_bytes, device)
+    found = pace.measure(slots, rig.cache.home, info, 10, device, rows=256)
+    assert 0 < found.link_bytes_per_s < 1e12, "no link is that fast"
+    assert found.expert_row_s > 0

@@ -72,6 +72,11 @@ def test_what_is_cached_changes_no_bit(pack):
 
 
 @pytest.mark.slow
+def test_what_feeds_a_prompt_changes_no_bit(pack):
+    cases.whatever_feeds_a_prompt(pack, "cpu", cases.prompt(pack, 7), rings=(2,), rows=6)
+
+
+@pytest.mark.slow
 def test_a_prompt_then_windows_then_a_settled_state(pack):
     """A prompt through the eager blocks; afterwards the state is what a lane on the CPU has."""
     ids = random.Random(5).choices(range(2, 300), k=8)
