@@ -10,8 +10,8 @@ Not here: sockets, processes, clocks (`now` is an argument, in seconds of one mo
 sees and carries out the actions; the supervisor executes them. `/healthz`, gRPC health, status, metrics and placement
 all show `phase`.
 
-Invariant: at most one action per process is outstanding; a quarantined process, or one that was stopped on request, is
-never started from here, before somebody says `undrain`.
+Invariants: at most one action per process is outstanding; a quarantined process, or one that was stopped on request, is
+never started from here, before somebody says `undrain`; the owner, without whom no lane starts, is never quarantined.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class Fleet:
             elif process.exit_code is None:
                 self._stopped(known, process, now)
             elif process.starts != known.starts or known.life not in (_Life.DEAD, _Life.QUARANTINED):
-                self._crashed(known, process, now)
+                self._crashed(name, known, process, now)
 
     def answered(self, name: str, now: float, step: Progress | None = None, said: Said = Said.READY) -> None:
         """A sign of life from the process that runs now, and how far its step is, if one runs."""
@@ -324,7 +324,8 @@ class Fleet:
         process.drained, process.returns = known.drained, known.returns
         process.crashes, process.crashed_starts = list(known.crashes), known.starts
         if not seen.running and seen.exit_code is not None and known.starts == seen.starts:  # this crash was counted
-            process.life, process.starts = _Life.QUARANTINED if known.quarantined else _Life.DEAD, seen.starts
+            quarantined = known.quarantined and name != OWNER
+            process.life, process.starts = _Life.QUARANTINED if quarantined else _Life.DEAD, seen.starts
         return process
 
     def _began(self, process: _Process, seen: Observed, now: float) -> None:
@@ -343,14 +344,14 @@ class Fleet:
             process.start_at, process.asked = now, False
         process.starts, process.pid = seen.starts, 0
 
-    def _crashed(self, process: _Process, seen: Observed, now: float) -> None:
+    def _crashed(self, name: str, process: _Process, seen: Observed, now: float) -> None:
         # A fleet that has just begun sees processes that died before it: their life is unknown, so it counts as none.
         life_s = now - process.since if process.starts == seen.starts else 0.0
         process.starts = process.crashed_starts = seen.starts
         process.pid, process.asked = 0, False
         process.returns = process.returns and process.drained
         process.crashes = [at for at in process.crashes if now - at < self.limits.crash_window_s] + [now]
-        if len(process.crashes) >= self.limits.crashes_to_quarantine:
+        if name != OWNER and len(process.crashes) >= self.limits.crashes_to_quarantine:
             process.life = _Life.QUARANTINED
         else:
             process.life = _Life.DEAD

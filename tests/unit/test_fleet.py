@@ -4,7 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.fleet.states import Backoff, Fleet, FleetLimits, Kill, Observed, Phase, Progress, Said, Start
+from coordinator.fleet.states import (
+    Backoff,
+    Fleet,
+    FleetLimits,
+    Kill,
+    Observed,
+    Phase,
+    Progress,
+    Remembered,
+    Said,
+    Start,
+)
 
 LIMITS = FleetLimits()
 LANES = {"lane-0", "lane-1"}
@@ -53,6 +64,26 @@ def test_the_third_crash_inside_the_window_means_quarantine():
         fleet.observe({"lane-0": exited(start)}, LANES, crash_at)
     assert fleet.phase("lane-0") is Phase.QUARANTINED
     assert run_until(fleet, 610.0, 2000.0, step=1.0) == []
+
+
+def test_the_owner_is_started_again_however_often_it_crashed():
+    """Without one no lane could ever start again."""
+    fleet, now = fleet_of(owner=running(1), lane_0=running(1)), 1.0
+    for start, delay in enumerate((0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0), 1):
+        fleet.observe({"owner": exited(start)}, LANES, now)
+        assert fleet.phase("owner") is Phase.DEAD
+        ((at, action),) = run_until(fleet, now, now + delay + 0.2)
+        assert action == Start("owner")
+        assert at - now == pytest.approx(delay, abs=0.11)
+        now = at + 1.0
+        fleet.observe({"owner": running(start + 1)}, LANES, now)
+
+
+def test_an_owner_that_was_remembered_in_quarantine_is_started():
+    fleet = Fleet()
+    fleet.recall({"owner": Remembered((1.0, 2.0, 3.0), 3, quarantined=True)})
+    fleet.observe({"owner": exited(3)}, LANES, 10.0)
+    assert fleet.tick(10.0) == [Start("owner")]
 
 
 def test_a_third_crash_outside_the_window_does_not():
@@ -413,5 +444,6 @@ def test_whatever_happens_at_most_one_action_is_outstanding_and_the_dead_stay_de
                 crash(action.name)
         for each, times in crashes.items():
             recent = [at for at in times if times[-1] - at < LIMITS.crash_window_s]
-            assert (fleet.phase(each) is Phase.QUARANTINED) == (len(recent) >= LIMITS.crashes_to_quarantine)
+            quarantined = each != "owner" and len(recent) >= LIMITS.crashes_to_quarantine
+            assert (fleet.phase(each) is Phase.QUARANTINED) == quarantined
             assert fleet.restarts(each) == world[each].starts - 1
