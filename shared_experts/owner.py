@@ -15,6 +15,8 @@ import os
 import stat
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,6 +58,7 @@ class OwnerConfig:
     park_bytes: int = 0  # of the pool for parked conversations; 0: none
     park_disk: ParkDisk | None = None
     regions_dir: Path | None = None  # where this user's owners meet; None: this owner knows no other cluster
+    prove: Callable[[Callable[[], None]], None] = lambda check_stop: None  # what else must be whole before lanes start
 
 
 class Owner:
@@ -185,14 +188,34 @@ class Owner:
         )
 
     def _build(self) -> SealedRegion:
-        _log.info("owner_filling", bytes=self._config.shape.total_bytes, threads=self._config.threads)
-        return fill.build(
-            self._config.experts_path,
-            self._config.shape,
-            threads=self._config.threads,
-            on_step=self._step,
-            huge_pages=self._config.huge_pages,
-        )
+        """Fills; beside it, in a thread of its own, what lanes will read of the pack themselves is proven."""
+        config, given_up = self._config, threading.Event()
+        _log.info("owner_filling", bytes=config.shape.total_bytes, threads=config.threads)
+
+        def check_stop() -> None:
+            if given_up.is_set():
+                raise Stopped
+            self._check_stop()
+
+        with ThreadPoolExecutor(1, thread_name_prefix="pack-proof") as pool:
+            proof = pool.submit(config.prove, check_stop)
+            try:
+                region = fill.build(
+                    config.experts_path,
+                    config.shape,
+                    threads=config.threads,
+                    on_step=self._step,
+                    huge_pages=config.huge_pages,
+                )
+            except BaseException:
+                given_up.set()
+                raise
+            try:
+                proof.result()
+            except BaseException:
+                os.close(region.fd)
+                raise
+        return region
 
     def _adopt(self, holders: list[Path]) -> SealedRegion | None:
         """The region that a living process holds, proven byte for byte; None when there is none."""
@@ -208,6 +231,8 @@ class Owner:
                 continue
             try:
                 header = self._prove(fd, status)
+                if path.parent != Path(self._config.run_dir):  # else this pack was proven when that region was filled
+                    self._config.prove(self._check_stop)
             except (RegionError, OSError) as error:
                 os.close(fd)
                 _log.warning("holder_skipped", holder=_name(path), reason=str(error))

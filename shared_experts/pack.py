@@ -157,11 +157,20 @@ class Pack:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _digest(self, section: Section) -> bytes:
+    def prove_dense(self, check_stop: Callable[[], None]) -> None:
+        """Reads the dense weights and compares their digest; raises PackError, and what `check_stop` raises, which is
+        called for every block."""
+        for section in self.manifest.sections:
+            if section.file == DENSE_FILE and self._digest(section, check_stop) != section.sha256:
+                reason = "its bytes do not have their SHA-256; the file is damaged"
+                raise PackError(self.path / section.file, reason, section=section.name)
+
+    def _digest(self, section: Section, check_stop: Callable[[], None] = lambda: None) -> bytes:
         digest = hashlib.sha256()
         block = bytearray(min(section.bytes, limits.BLOCK_BYTES))
         done = 0
         while done < section.bytes:
+            check_stop()
             view = memoryview(block)[: section.bytes - done]
             got = os.preadv(self._descriptors[section.file], [view], section.offset + done)
             if got == 0:

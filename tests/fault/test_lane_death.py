@@ -25,7 +25,7 @@ def host(tmp_path):
 
 
 def poison(pack, name, row):
-    """Writes NaN over a row of a dense fp32 tensor; nobody reads digests at start."""
+    """Writes NaN over a row of a dense fp32 tensor; a lane itself reads no digest of them."""
     with Pack.open(pack) as opened:
         info = opened.dense().tensors[name]
     with (pack / "dense.safetensors").open("r+b") as file:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from bench.checkpoint import PRESETS, write_checkpoint
 from shared_experts import memfd
 from shared_experts.attach import attach
+from shared_experts.errors import PackError
 from shared_experts.owner import Owner, OwnerConfig
 from shared_experts.pack import Pack
 from tests.fakes import regions
@@ -113,19 +115,23 @@ def test_a_second_owner_says_region_busy(own):
     assert output[-1].startswith(b"error: region_busy: ")
 
 
-def test_a_flipped_bit_in_the_experts_is_refused_by_layer(pack, tmp_path):
+@pytest.mark.parametrize(
+    ("damaged", "said"),
+    [("experts.bin", "experts.bin: section 'experts."), ("dense.safetensors", "dense.safetensors: section 'dense'")],
+)
+def test_a_flipped_bit_in_experts_or_dense_weights_is_refused(pack, tmp_path, damaged, said):
     broken = tmp_path / "broken"
     broken.mkdir()
     for file in pack.iterdir():
         data = bytearray(file.read_bytes())
-        if file.name == "experts.bin":
+        if file.name == damaged:
             data[len(data) // 2] ^= 1
         (broken / file.name).write_bytes(data)
     done = subprocess.run(command(broken, tmp_path / "run"), cwd=regions.ROOT, capture_output=True, timeout=60)
     assert done.returncode == 1
     failed = events(done.stderr.splitlines())[-1]
     assert (failed["code"], failed["retryable"]) == ("bad_pack", False)
-    assert "experts.bin: section 'experts." in failed["reason"]
+    assert said in failed["reason"]
     assert not (tmp_path / "run" / "owner.sock").exists()
 
 
@@ -168,6 +174,41 @@ def test_stopped_at_any_step_of_the_fill_it_ends_cleanly(tmp_path, step):
     owner.run()
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["owner.lock"]
     assert regions.open_descriptors() == before
+
+
+@pytest.mark.parametrize("when", ["at once", "during the fill", "after the fill"])
+def test_what_else_is_damaged_ends_the_owner_and_frees_the_region(tmp_path, when):
+    """Lanes read dense weights themselves: the owner proves them beside the fill and lends nothing before."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    experts = regions.write_experts(tmp_path / "experts.bin")
+    before, reached = regions.open_descriptors(), threading.Event()
+    step = {"during the fill": "filling", "after the fill": "sealed"}.get(when)
+
+    def prove(check_stop):
+        while step and not reached.wait(0.01):
+            check_stop()
+        raise PackError(tmp_path / "dense.safetensors", "damaged", section="dense")
+
+    config = OwnerConfig(tmp_path / "run", experts, regions.shape(), threads=1, huge_pages=False, prove=prove)
+    owner = Owner(config, on_step=lambda at, _: reached.set() if at == step else None)
+    with pytest.raises(PackError, match="dense"):
+        owner.run()
+    assert regions.open_descriptors() == before
+
+
+def test_a_fill_that_fails_does_not_wait_for_the_other_proof(tmp_path):
+    (tmp_path / "run").mkdir(mode=0o700)
+    experts = regions.write_experts(tmp_path / "experts.bin")
+    experts.write_bytes(bytes(experts.stat().st_size))
+
+    def prove(check_stop):
+        while True:
+            check_stop()
+            time.sleep(0.01)
+
+    config = OwnerConfig(tmp_path / "run", experts, regions.shape(), threads=1, huge_pages=False, prove=prove)
+    with pytest.raises(PackError, match="SHA-256"):
+        Owner(config).run()
 
 
 def test_help_names_every_option():
