@@ -4,18 +4,23 @@ Registers decide how many programs a multiprocessor holds; 16-byte loads, barrie
 of a kernel. Not here: time (a GPU is needed for that).
 
     python -m bench.kernel_code --rows 1,4
+
+Kernels compiled here lie in Triton's cache afterwards: with `--processes`, a host compiles those of the true sizes in
+seconds, before the first start of a lane or a bench does so one after another.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +109,7 @@ def figures(kernel: Any) -> dict[str, int]:
     return {
         "registers": registers,
         "stack_bytes": stack,
+        "shared_bytes": kernel.metadata.shared,
         "warps": kernel.metadata.num_warps,
         "inexact": inexact,
         **counts,
@@ -225,25 +231,33 @@ def launch_attention(rows: int) -> None:
     attention.merge(shape, partial, length, attention.gates(shape, projected), queries.heads)
 
 
+def compiled_by(launch: Callable[..., None], given: tuple[Any, ...]) -> dict[str, dict[str, int]]:
+    """`compiled`, as another process can be asked for it."""
+    return compiled(lambda: launch(*given))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernel_code", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rows", default="1", help="rows of the window, comma-separated (default: %(default)s)")
     parser.add_argument("--formats", default="q4g64", help="expert formats (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=1, help="that compile side by side (default: %(default)s)")
     parser.add_argument("--chunk", type=int, default=0, help="rows of a prompt's chunk, for the grouped kernels")
     options = parser.parse_args(argv)
-    windows = [rows for rows in options.rows.split(",") if rows]
-    result = {
-        f"{format}, {rows} rows": compiled(lambda format=format, rows=rows: launch_experts(format, int(rows)))
-        for format in options.formats.split(",")
-        for rows in windows
-    }
-    for format in options.formats.split(",") if options.chunk else ():
-        result[f"{format}, chunk"] = compiled(lambda format=format: launch_grouped(format, options.chunk))
+    windows = [int(rows) for rows in options.rows.split(",") if rows]
+    formats = options.formats.split(",")
+    tasks: list[tuple[str, Callable[..., None], tuple[Any, ...]]]
+    tasks = [(f"{format}, {rows} rows", launch_experts, (format, rows)) for format in formats for rows in windows]
+    tasks += [(f"{format}, chunk", launch_grouped, (format, options.chunk)) for format in formats if options.chunk]
     for rows in windows:
-        result[f"dense, {rows} rows"] = compiled(lambda rows=rows: launch_dense(int(rows)))
-        result[f"fused, {rows} rows"] = compiled(lambda rows=rows: launch_fused(int(rows)))
-        result[f"attention, {rows} rows"] = compiled(lambda rows=rows: launch_attention(int(rows)))
+        tasks += [(f"{launch.__name__.removeprefix('launch_')}, {rows} rows", launch, (rows,))
+                  for launch in (launch_dense, launch_fused, launch_attention)]  # fmt: skip
+    if options.processes > 1:
+        with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
+            found = [pool.submit(compiled_by, launch, given) for _, launch, given in tasks]
+            result = {name: one.result() for (name, _, _), one in zip(tasks, found, strict=True)}
+    else:
+        result = {name: compiled_by(launch, given) for name, launch, given in tasks}
     json.dump({"triton": triton.__version__, "target": "sm_90", "kernels": result}, sys.stdout, indent=1)
     sys.stdout.write("\n")
     return 0

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from lanes.kernels import early
-from lanes.kernels.arithmetic import fma
+from lanes.kernels.arithmetic import INTERPRETED, fma
 from lanes.kernels.products import dots, tile, write
 
 
@@ -46,8 +46,10 @@ def leave(
     rows, chosen = weights.shape
     hidden, inner = down.shape
     t = tile(down, rows)
-    _leave[(triton.cdiv(hidden, t.rows),)](
-        h, down, gate, gate.stride(0), weights, y, y_cpu, slots, out, R=rows, M=t.padded, K=chosen, H=hidden, N=t.rows,
+    # Every routed expert's rows are on their way at once: more of them than two of several rows spill.
+    outputs = t.rows if rows == 1 or INTERPRETED else min(t.rows, 2)
+    _leave[(triton.cdiv(hidden, outputs),)](
+        h, down, gate, gate.stride(0), weights, y, y_cpu, slots, out, R=rows, M=t.padded, K=chosen, H=hidden, N=outputs,
         D=inner, STEP=t.step, num_warps=t.warps, enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ from lanes.models.weights import Weights
 from lanes.state.sequence import AttentionState
 
 MOST_SCORE_BYTES = 4 << 20  # of scores and sort keys alive at once
+MOST_SCORE_BYTES_CUDA = 64 << 20  # a GPU wants few launches instead
 
 
 class Indexer:
@@ -57,7 +58,8 @@ class Indexer:
         blocks = int(complete[-1])
         keys = state.block_keys[:blocks]
         index = torch.arange(blocks, device=keys.device)
-        step = max(1, MOST_SCORE_BYTES // (blocks * (4 * spec.index_heads + 16)))
+        most = MOST_SCORE_BYTES_CUDA if queries.is_cuda else MOST_SCORE_BYTES
+        step = max(1, most // (blocks * (4 * spec.index_heads + 16)))
         chosen = []
         for q, end in zip(queries.split(step), complete.split(step), strict=True):
             scores = (q.flatten(0, 1) @ keys.T).relu_().unflatten(0, (-1, spec.index_heads)).sum(1)
