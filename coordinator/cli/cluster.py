@@ -29,6 +29,7 @@ from coordinator.config import (
 )
 from coordinator.errors import BadAddress
 from coordinator.host import authority
+from coordinator.host.identity import check_host
 from coordinator.host.member import Member, MemberConfig, run_member
 from coordinator.logs import configure_logging
 from coordinator.pack_facts import read_facts
@@ -46,6 +47,10 @@ def _parse_head(text: str) -> str:
     if not _HEAD.fullmatch(text):
         raise BadAddress(f"{text!r}: expected HOST:PORT")
     return text
+
+
+def _parse_suffix(text: str) -> str:
+    return check_host(text) if text else ""
 
 
 @click.group()
@@ -76,8 +81,10 @@ def invite(name: str, folder: Path | None, as_json: bool) -> None:
               help="The --join-at of the cluster's `serve`.")  # fmt: skip
 @click.option("--listen", "gate", required=True, type=HOSTS_AT, metavar="HOST:PORT",
               help="Where the coordinator reaches this host. Port 0: a free one.")  # fmt: skip
-@click.option("--identity", required=True, type=click.Path(path_type=Path), metavar="FILE",
-              help="This host's certificate, made by `cluster invite`.")  # fmt: skip
+@click.option("--identity", type=click.Path(path_type=Path), metavar="FILE",
+              help="From `cluster invite`. Default: ~/.config/expressway/hosts/host.pem.")  # fmt: skip
+@click.option("--suffix", default="", type=Parsed("name", _parse_suffix), metavar="NAME",
+              help="For hosts that share a certificate: this one is then CERTIFICATE.NAME.")  # fmt: skip
 @click.option("--lanes", type=click.IntRange(1, LANES_MAX), default=1, show_default=True, help="Engine processes.")
 @lane_options
 @click.option("--park", "park_bytes", type=SIZE, default=DEFAULT_PARK, show_default=True, metavar="SIZE",
@@ -98,7 +105,8 @@ def join(
     pack: Path,
     head: str,
     gate: Address,
-    identity: Path,
+    identity: Path | None,
+    suffix: str,
     lanes: int,
     park_bytes: int,
     park_disk_bytes: int,
@@ -115,9 +123,10 @@ def join(
     lane["vram_budget_bytes"] = lane_budget(lane["device"], lane["vram_budget_bytes"])
     options = collect(check_pack(pack), log_json=log_json, **lane)
     read_facts(options.pack).check_context(options.context_tokens)
+    identity = (identity or default_identities(dict(os.environ)) / "host.pem").absolute()
     config = MemberConfig(
-        options, cluster, lanes, head, gate, identity.absolute(), cores_per_lane, drain_s, start_timeout_s,
-        park_bytes, park_disk_bytes,
+        options, cluster, lanes, head, gate, identity, cores_per_lane, drain_s, start_timeout_s,
+        park_bytes, park_disk_bytes, suffix,
     )  # fmt: skip
     progress = Progress()
 

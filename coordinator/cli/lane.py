@@ -41,7 +41,7 @@ def _shared(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--stop", is_flag=True, help="End its process, too.")
 @_shared
 def drain(lane: str, stop: bool, cluster: str | None, as_json: bool) -> None:
-    """No new work for LANE; returns when what it has is done."""
+    """No new work for LANE, or for all lanes of HOST/; returns when what they have is done."""
     _run(cluster, as_json, lambda stub: stub.Drain(admin_pb2.DrainRequest(lane=lane, stop=stop)))
 
 
@@ -49,7 +49,7 @@ def drain(lane: str, stop: bool, cluster: str | None, as_json: bool) -> None:
 @click.argument("lane")
 @_shared
 def undrain(lane: str, cluster: str | None, as_json: bool) -> None:
-    """LANE into service again: after a drain, a stop, or out of quarantine."""
+    """LANE, or all of HOST/, into service again: after a drain, a stop, or out of quarantine."""
     _run(cluster, as_json, lambda stub: _one(stub.Undrain(admin_pb2.LaneName(lane=lane))))
 
 
@@ -62,10 +62,11 @@ def restart(lanes: tuple[str, ...], cluster: str | None, as_json: bool) -> None:
 
 
 @command.command()
+@click.option("--host", default="", metavar="NAME", help="Of a host that joined. Default: the coordinator's own.")
 @_shared
-def add(cluster: str | None, as_json: bool) -> None:
-    """One more lane, with the options of the others; it shares their cores."""
-    _run(cluster, as_json, lambda stub: _one(stub.Add(admin_pb2.AddRequest())))
+def add(host: str, cluster: str | None, as_json: bool) -> None:
+    """One more lane, with the options of the others there; it shares their cores."""
+    _run(cluster, as_json, lambda stub: _one(stub.Add(admin_pb2.AddRequest(host=host))))
 
 
 @command.command()

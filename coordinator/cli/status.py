@@ -87,6 +87,7 @@ async def ask_cluster(target: str) -> dict[str, Any]:
         "lanes": [
             {
                 "lane": lane.lane,
+                "host": lane.host,
                 "state": lane.state,
                 "pid": lane.pid,
                 "device": lane.device,

@@ -55,7 +55,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def Add(self, request: admin_pb2.AddRequest, context: Context) -> admin_pb2.LaneName:
         """One more."""
         try:
-            return admin_pb2.LaneName(lane=await self._operations.add())
+            return admin_pb2.LaneName(lane=await self._operations.add(request.host))
         except CoordinatorError as error:
             await abort(context, error)
 

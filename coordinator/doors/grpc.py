@@ -25,6 +25,7 @@ from coordinator.doors.refusals import new_request_id
 from coordinator.doors.rich_error import abort
 from coordinator.errors import BadRequest, CoordinatorError, InternalError, SlowReader
 from coordinator.generation import Begun
+from coordinator.policy.host_names import host_of
 from coordinator.request import Draft, check_session
 from coordinator.sampling import Defaults, Wanted
 from coordinator.serving import Serving
@@ -108,6 +109,7 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
                     counters=view.counters,
                     restarts=view.restarts,
                     running=running(view.name),
+                    host=host_of(view.name),
                 )
                 for view in self._serving.lanes()
             ],

@@ -22,7 +22,7 @@ from coordinator.doors.rich_error import abort
 from coordinator.errors import BadAddress, BadIdentity, CoordinatorError, OperationFailed
 from coordinator.fleet.hosts import Hosts
 from coordinator.grpc_server import start_server
-from coordinator.host.identity import HEAD, Identity, check_host
+from coordinator.host.identity import HEAD, Identity, check_host, host_name
 from laneproto.v1 import hosts_pb2, hosts_pb2_grpc
 
 PROTOCOL_VERSION = 1
@@ -53,7 +53,7 @@ class HostService(hosts_pb2_grpc.HostsServicer):
     async def Join(self, request: hosts_pb2.JoinRequest, context: grpc.aio.ServicerContext) -> hosts_pb2.JoinReply:
         """It is there."""
         try:
-            name = _caller(context)
+            name = _caller(context, request.suffix)
             self._check(request)
             lanes = await self._hosts.join(name, request.address, request.incarnation)
         except CoordinatorError as error:
@@ -65,7 +65,7 @@ class HostService(hosts_pb2_grpc.HostsServicer):
     async def Leave(self, request: hosts_pb2.LeaveRequest, context: grpc.aio.ServicerContext) -> hosts_pb2.LeaveReply:
         """It goes, as soon as nothing runs there, or its patience is over."""
         try:
-            name = _caller(context)
+            name = _caller(context, request.suffix)
         except CoordinatorError as error:
             await abort(context, error)
         if self._hosts.draining(name, request.incarnation):
@@ -89,13 +89,13 @@ class HostService(hosts_pb2_grpc.HostsServicer):
             raise BadAddress(f"{request.address[:64]!r}: expected HOST:PORT")
 
 
-def _caller(context: grpc.aio.ServicerContext) -> str:
-    """The name in the certificate; the handshake has checked whose it is."""
+def _caller(context: grpc.aio.ServicerContext, suffix: str) -> str:
+    """The name in the certificate, and the suffix; the handshake has checked whose certificate it is."""
     names = context.auth_context().get("x509_common_name", [])
     name = names[0].decode("ascii", "replace") if len(names) == 1 else ""
     if check_host(name) == HEAD:
         raise BadIdentity("the coordinator's own certificate is for no other host")
-    return name
+    return host_name(name, suffix)
 
 
 @contextlib.asynccontextmanager

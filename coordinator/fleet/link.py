@@ -22,12 +22,13 @@ class Link:
     """From this host to one that joined."""
 
     host: str
+    covered: str  # the name in its certificate
     address: str  # HOST:PORT of its gate
     identity: Identity  # of this host
 
     def channel(self, process: str, options: Options) -> grpc.aio.Channel:
         """To that process; it dials with its first call."""
-        named = ("grpc.ssl_target_name_override", process_name(process, self.host))
+        named = ("grpc.ssl_target_name_override", process_name(process, self.covered))
         # the authority of a call must be a name of the certificate
         kept = [option for option in options if option[0] != "grpc.default_authority"]
         return grpc.aio.secure_channel(self.address, self.identity.channel_credentials(), options=[*kept, named])

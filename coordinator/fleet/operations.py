@@ -37,34 +37,37 @@ class Operations:
 
     async def drain(self, lane: str, *, stop: bool) -> AsyncGenerator[Progress, None]:
         """Ends when nothing runs there any more, and with `stop` when its process has ended."""
-        self._check(lane)
+        names = self._meant(lane)
         async with self._one:
-            async for progress in self._drain(lane, returns=False):
-                yield progress
-            if stop:
-                yield self._progress(lane, "stopping")
-                await self._roster.stop(lane)
-            yield self._progress(lane, "done")
+            for name in names[1:]:  # of a host: none of them takes over what another one gives away
+                self._roster.drain(name, returns=False)
+            for name in names:
+                async for progress in self._drain(name, returns=False):
+                    yield progress
+                if stop:
+                    yield self._progress(name, "stopping")
+                    await self._roster.stop(name)
+                yield self._progress(name, "done")
 
     def undrain(self, lane: str) -> Progress:
-        """Into service again."""
-        self._check(lane)
-        self._roster.undrain(lane)
-        return self._progress(lane, "done")
+        """Into service again; of several, how the last one is."""
+        names = self._meant(lane)
+        for name in names:
+            self._roster.undrain(name)
+        return self._progress(names[-1], "done")
 
     async def restart(self, lanes: Sequence[str]) -> AsyncGenerator[Progress, None]:
         """One after the other; all of them when none is named."""
-        for lane in lanes:
-            self._check(lane)
+        names = [name for lane in lanes for name in self._meant(lane)]
         async with self._one:
-            for lane in lanes or self._names():
-                async for progress in self._restart(lane):
+            for name in names or self._names():
+                async for progress in self._restart(name):
                     yield progress
 
-    async def add(self) -> str:
-        """The name of the new lane."""
+    async def add(self, host: str = "") -> str:
+        """The name of the new lane, on the coordinator's own host unless another one is named."""
         async with self._one:
-            return await self._roster.add_lane()
+            return await self._roster.add_lane(host)
 
     async def remove(self, lane: str) -> AsyncGenerator[Progress, None]:
         """Drained, stopped, forgotten."""
@@ -105,6 +108,12 @@ class Operations:
             if returns:  # a restart that nobody waits for any more has not happened
                 self._roster.undrain(lane)
             raise
+
+    def _meant(self, lane: str) -> list[str]:
+        """One lane, or with HOST/ all those of a host."""
+        names = [name for name in self._names() if lane.endswith("/") and name.startswith(lane)] or [lane]
+        self._check(names[0])
+        return names
 
     def _check(self, lane: str) -> None:
         if lane not in self._names():

@@ -15,7 +15,7 @@ from coordinator.fleet.link import Link
 from coordinator.fleet.memory import FleetMemory
 from coordinator.fleet.roster import FleetRoster
 from coordinator.fleet.states import Fleet, FleetLimits
-from coordinator.host.identity import Identity
+from coordinator.host.identity import Identity, certificate_of
 from coordinator.host.owner_status import OwnerStatus
 from coordinator.host.supervisor_client import SupervisorClient
 
@@ -34,7 +34,7 @@ class OtherHosts:
     ) -> FleetRoster:
         """`answered` is called whenever its supervisor answers; what has to be closed later goes into `ends`."""
         assert self.identity is not None, "there is no door without one"
-        link = Link(name, address, self.identity)
+        link = Link(name, certificate_of(name), address, self.identity)
         supervisor = SupervisorClient(link)
         ends.push_async_callback(supervisor.close)
 
@@ -43,8 +43,8 @@ class OtherHosts:
             answered()
             return status
 
-        path = self.run_dir / f"fleet.{name}.{incarnation.hex()}.json"
-        for old in self.run_dir.glob(f"fleet.{name}.*.json"):
+        path = self.run_dir / f"fleet@{name}@{incarnation.hex()}.json"
+        for old in self.run_dir.glob(f"fleet@{name}@*.json"):
             if old != path:
                 old.unlink(missing_ok=True)
         return FleetRoster(

@@ -90,6 +90,17 @@ def process_name(process: str, host: str) -> str:
     return f"{process}.{host}.{DOMAIN}"
 
 
+def host_name(certificate: str, suffix: str) -> str:
+    """The name of a host by that of its certificate, which several hosts may share: then a suffix tells them apart, and
+    no other certificate's host can have the name. `BadIdentity` for one that cannot be."""
+    return f"{check_host(certificate)}.{check_host(suffix)}" if suffix else check_host(certificate)
+
+
+def certificate_of(host: str) -> str:
+    """The name in the certificate of a host of that name."""
+    return host.partition(".")[0]
+
+
 def check_host(name: str) -> str:
     """The name, if a host may have it. `BadIdentity` when not."""
     if not _NAME.fullmatch(name):

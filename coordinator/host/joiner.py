@@ -41,14 +41,14 @@ class Joined:
 class Joiner:
     """One per life of a host's supervisor. Use as an async context manager."""
 
-    def __init__(self, head: str, identity: Identity, served: Served, gate: Address) -> None:
-        self._incarnation = secrets.token_bytes(INCARNATION_BYTES)
+    def __init__(self, head: str, identity: Identity, served: Served, gate: Address, suffix: str = "") -> None:
         self._request = hosts_pb2.JoinRequest(
             protocol_version=PROTOCOL_VERSION,
             version=served.version,
             fingerprint=served.fingerprint,
             address=str(gate),
-            incarnation=self._incarnation,
+            incarnation=secrets.token_bytes(INCARNATION_BYTES),
+            suffix=suffix,
         )
         self._channel = grpc.aio.secure_channel(
             head,
@@ -93,7 +93,7 @@ class Joiner:
         """No new work for this host; returns when its lanes have none, or after that long."""
         if not self._has_joined:
             return
-        request = hosts_pb2.LeaveRequest(incarnation=self._incarnation)
+        request = hosts_pb2.LeaveRequest(incarnation=self._request.incarnation, suffix=self._request.suffix)
         with contextlib.suppress(grpc.aio.AioRpcError):  # it is gone, or the time is over: the lanes end all the same
             await self._stub.Leave(request, timeout=max(patience_s, limits.JOIN_S))
 

@@ -54,6 +54,7 @@ class MemberConfig:
     start_timeout_s: float
     park_bytes: int = 0
     park_disk_bytes: int = 0
+    suffix: str = ""  # of its name, where its certificate is other hosts', too
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ async def run_member(
         gate = Gate(identity, run_dir.path)
         ends.push_async_callback(gate.close)
         await gate.open(config.gate)
-        joiner = await ends.enter_async_context(Joiner(config.head, identity, served, config.gate))
+        joiner = await ends.enter_async_context(Joiner(config.head, identity, served, config.gate, config.suffix))
         life = _Life(supervisor, config, run_dir, on_progress, on_ready)
         await _until_told(life, joiner, signals)
         await _in_order(joiner, supervisor, config.drain_s, signals)

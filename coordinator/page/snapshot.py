@@ -19,6 +19,7 @@ from coordinator import limits
 from coordinator.fleet.lane_view import LaneView
 from coordinator.page.changes import Change
 from coordinator.page.history import Sample, curve, rate, share
+from coordinator.policy.host_names import host_of
 from coordinator.policy.kept import Kept
 from coordinator.telemetry.cluster_state import State
 from coordinator.telemetry.journal import FirstToken
@@ -108,6 +109,7 @@ def _lane(moment: Moment, lane: LaneView, work: Sequence[RequestRecord]) -> dict
     gone = lane.state in _GONE  # then what it did in the last seconds is no rate of now
     return {
         "name": name,
+        "host": host_of(name),
         "state": "busy" if lane.state == "ready" and work else lane.state,
         "state_s": round(moment.since_s.get(name, 0.0), 1),
         "device": lane.device,

@@ -1,11 +1,14 @@
 #!/usr/bin/env python
-"""Runs `expressway serve` once on every host of a Ray cluster and keeps it running; Ctrl-C or SIGTERM ends them all.
+"""One Expressway over all hosts of a Ray cluster, kept running; Ctrl-C or SIGTERM ends it everywhere.
 
-    python serve_every_host.py PACK [--address auto] [--only RESOURCE] [-- OPTIONS of `expressway serve`]
+    python serve_every_host.py PACK [--only RESOURCE] [-- OPTIONS of all [-- OPTIONS of `serve`]]
 
-Ray places and watches; no token passes through it. Each host has its own region, lanes and doors, so a proxy in front
-picks the host (docs/many-hosts.md). The pack must lie at the same path on every host. A server that ends is started
-again after 5 s, 10 s, … 60 s; hosts that join later get one, too. Not here: what a host does.
+    this host        expressway serve PACK --join-at IP:PORT         the coordinator, its doors, lanes of its own
+    every other one  expressway cluster join PACK --head IP:PORT     lanes, and a region of their own
+
+Ray places and watches; no token passes through it. The pack must lie at the same path on every host, and each host's
+certificate where `expressway cluster join` looks for it (docs/many-hosts.md). What ends is started again after 5 s,
+10 s, … 60 s; hosts that come later join, too. Not here: what a host does.
 
 Invariant: a server lives no longer than its actor, and the actor no longer than this process.
 """
@@ -35,7 +38,7 @@ STOP_TIMEOUT_S = 90.0  # docs/processes.md: --drain + 10 s, 35 s, 5 s
 
 
 class Host:
-    """An actor: the parent of one host's `expressway serve`."""
+    """An actor: the parent of one host's `expressway`."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         # the kernel tells the server when this actor is gone, however that went
@@ -86,6 +89,18 @@ def look(place: Place, now_s: float) -> None:
         place.actor, place.not_before_s = None, now_s + wait_s
 
 
+def split_words(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """Our own words, those for every host, those for this one alone."""
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == "--" and len(parts) < 3:
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    own, for_all, for_serve = [*parts, [], []][:3]
+    return own, for_all, for_serve
+
+
 def say(text: str) -> None:
     """One line for the log."""
     print(text, file=sys.stderr, flush=True)
@@ -95,15 +110,21 @@ def main() -> int:
     """Until a signal."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("pack")
+    parser.add_argument("--join-port", type=int, default=7443, help="of this host, for the others (default: 7443)")
+    parser.add_argument("--gate-port", type=int, default=7444, help="of every other host (default: 7444)")
+    parser.add_argument("--shared-identity", action="store_true", help="all others have the same certificate")
     parser.add_argument("--address", default="auto", help="of the Ray cluster (default: the one of this host)")
-    parser.add_argument("--only", metavar="RESOURCE", help="only hosts that have this Ray resource")
-    words = sys.argv[1:]
-    split = words.index("--") if "--" in words else len(words)
-    asked = parser.parse_args(words[:split])
+    parser.add_argument("--only", metavar="RESOURCE", help="of the others, only hosts that have this Ray resource")
+    own, for_all, for_serve = split_words(sys.argv[1:])
+    asked = parser.parse_args(own)
     expressway = shutil.which("expressway") or "expressway"
-    argv = [expressway, "serve", asked.pack, "--log-json", *words[split + 1 :]]
     ray.init(address=asked.address, include_dashboard=False if asked.address == "local" else None)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray, which sets one of its own
+    here = ray.get_runtime_context().get_node_id()
+    (address,) = [node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here]
+    at = f"{address}:{asked.join_port}"
+    serve = [expressway, "serve", asked.pack, "--join-at", at, "--log-json", *for_all, *for_serve]
+    join = [expressway, "cluster", "join", asked.pack, "--head", at, "--log-json", *for_all]
     places: dict[str, Place] = {}
     try:
         while True:
@@ -111,7 +132,7 @@ def main() -> int:
             alive = {
                 node["NodeID"]: node
                 for node in ray.nodes()
-                if node["Alive"] and (asked.only is None or node["Resources"].get(asked.only))
+                if node["Alive"] and (node["NodeID"] == here or not asked.only or node["Resources"].get(asked.only))
             }
             places = {key: place for key, place in places.items() if key in alive}
             for node_id, node in alive.items():
@@ -119,7 +140,11 @@ def main() -> int:
                 if place.actor is not None:
                     look(place, now_s)
                 elif now_s >= place.not_before_s:
-                    start(node_id, place, argv)
+                    address = node["NodeManagerAddress"]
+                    argv = [*join, "--listen", f"{address}:{asked.gate_port}"]
+                    if asked.shared_identity:
+                        argv += ["--suffix", address.replace(".", "-").replace(":", "-").strip("-")]
+                    start(node_id, place, serve if node_id == here else argv)
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         say("stopping")

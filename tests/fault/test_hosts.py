@@ -17,7 +17,7 @@ from coordinator import limits
 from coordinator.config import Address, choose_address
 from coordinator.dispatch import Dispatcher
 from coordinator.doors.hosts import Served, host_door
-from coordinator.errors import OperationFailed
+from coordinator.errors import LaneNotFound, OperationFailed
 from coordinator.fleet.hosts import Hosts
 from coordinator.fleet.operations import Operations
 from coordinator.fleet.other_host import OtherHosts
@@ -106,7 +106,7 @@ class Other:
 
 
 @contextlib.asynccontextmanager
-async def other(folder: Path, ids: Path, door: Address, served: Served = SERVED) -> AsyncIterator[Other]:
+async def other(folder: Path, ids: Path, door: Address, suffix: str = "") -> AsyncIterator[Other]:
     (folder / "b").mkdir(exist_ok=True)
     identity, at = Identity.load(ids / "b.pem"), choose_address(Address("127.0.0.1"))
     gate = Gate(identity, folder / "b")
@@ -117,7 +117,7 @@ async def other(folder: Path, ids: Path, door: Address, served: Served = SERVED)
     ):
         await gate.open(at)
         target = f"127.0.0.1:{outward.port}"
-        async with Joiner(target, identity, served, Address("127.0.0.1", inward.port)) as joiner:
+        async with Joiner(target, identity, SERVED, Address("127.0.0.1", inward.port), suffix) as joiner:
             found = Other(supervisor, joiner, (inward, outward), [])
             staying = asyncio.create_task(joiner.stay(found.said.append))
             try:
@@ -183,10 +183,27 @@ async def test_operations_reach_lanes_of_another_host(folder: Path, ids: Path) -
         generation = here.dispatcher.submit(request())
         await read_all(generation)
         assert generation.lane == "lane-0"
-        async for _ in here.operations.restart(["b/lane-0"]):
+        async for _ in here.operations.restart(["b/"]):
             pass
         assert states(here.hosts) == BOTH
         assert there.supervisor.keepers["lane-0"].starts == 2
+        steps = [step async for step in here.operations.drain("b/", stop=True)]
+        assert [step.lane for step in steps if step.doing == "done"] == ["b/lane-0"]
+        assert here.operations.undrain("b/").lane == "b/lane-0"
+        await until(here.hosts, lambda: states(here.hosts) == BOTH)
+        for unknown in ("c/", "c/lane-0", "/"):
+            with pytest.raises(LaneNotFound):
+                here.operations.undrain(unknown)
+        with pytest.raises(OperationFailed, match="no host"):
+            await here.operations.add("c")
+
+
+async def test_hosts_that_share_a_certificate_are_told_apart(folder: Path, ids: Path) -> None:
+    async with head(folder, ids) as here, other(folder, ids, here.door, suffix="10-0-0-2") as there:
+        await until(here.hosts, lambda: states(here.hosts) == {"lane-0": "ready", "b.10-0-0-2/lane-0": "ready"})
+        for generation in await streams(here, tokens=3):
+            await read_all(generation)
+        await there.joiner.leave(60)
 
 
 async def test_a_host_leaves_when_its_lanes_are_idle_and_its_patience_has_an_end(folder: Path, ids: Path) -> None:

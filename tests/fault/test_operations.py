@@ -14,8 +14,10 @@ import pytest
 from coordinator import limits
 from coordinator.dispatch import Dispatcher
 from coordinator.errors import LaneNotFound, OperationFailed
+from coordinator.fleet.hosts import Hosts
 from coordinator.fleet.memory import FleetMemory
 from coordinator.fleet.operations import Operations
+from coordinator.fleet.other_host import OtherHosts
 from coordinator.fleet.roster import FleetRoster
 from coordinator.fleet.states import Fleet, FleetLimits
 from coordinator.host.supervisor import Managed, Supervisor, serve_keepers
@@ -32,7 +34,8 @@ assert folder  # a fixture
 @asynccontextmanager
 async def operated(folder: Path, fleet_limits: FleetLimits = QUICK):
     client = SupervisorClient(f"unix:{folder}/supervisor.sock")
-    async with FleetRoster(client, Fleet(fleet_limits), memory=FleetMemory(folder / "fleet.json")) as roster:
+    own = FleetRoster(client, Fleet(fleet_limits), memory=FleetMemory(folder / "fleet.json"))
+    async with own, Hosts(own, OtherHosts(folder, None, b"").open) as roster:
         dispatcher = Dispatcher(roster)
         yield roster, dispatcher, Operations(roster, dispatcher.running)
         await dispatcher.close()

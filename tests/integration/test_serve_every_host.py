@@ -46,7 +46,8 @@ def test_a_server_runs_on_the_host_is_started_again_and_ends_with_us(tmp_path):
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every port on 127.0.0.1
     }
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), "/pack", "--address", "local", "--", "--lanes", "2"],
+        [sys.executable, str(SCRIPT), "/pack", "--address", "local", "--join-port", "17443",
+         "--", "--lanes", "2", "--", "--page", "off"],
         env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
     )  # fmt: skip
 
@@ -56,7 +57,9 @@ def test_a_server_runs_on_the_host_is_started_again_and_ends_with_us(tmp_path):
 
     try:
         first = wait_for(lambda: starts(1), process)[0].split(" ")
-        assert first[1:] == ["serve", "/pack", "--log-json", "--lanes", "2"]
+        assert first[1:] == [
+            "serve", "/pack", "--join-at", "127.0.0.1:17443", "--log-json", "--lanes", "2", "--page", "off",
+        ]  # fmt: skip
         os.kill(int(first[0]), signal.SIGKILL)
         second = int(wait_for(lambda: starts(2), process)[1].split(" ")[0])
         process.send_signal(signal.SIGTERM)

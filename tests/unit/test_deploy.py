@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from coordinator import limits
+from coordinator.cli import cluster
 from coordinator.cli.serve import command as serve
 from coordinator.errors import CoordinatorError
 
@@ -42,7 +43,7 @@ def serve_lines() -> dict[str, list[str]]:
         "unit": shlex.split(start)[1:],
         "compose": compose,
         "image": json.loads(image[1]),
-        "rayjob": ["serve", "/pack", *shlex.split(job.split(" -- ")[1])],
+        "rayjob": ["serve", "/pack", *(word for part in job.split(" -- ")[1:] for word in shlex.split(part))],
     }
 
 
@@ -51,6 +52,32 @@ def test_serve_takes_every_option(where):
     words = serve_lines()[where]
     assert words[0] == "serve"
     assert accepted(words[1:])
+
+
+def test_every_host_of_the_job_takes_the_options_of_all():
+    job = yaml.safe_load((DEPLOY / "kuberay/rayjob.yaml").read_text())["spec"]["entrypoint"]
+    words = ["/pack", "--head", "10.0.0.1:7443", "--listen", "10.0.0.2:7444", "--suffix", "10-0-0-2"]
+    cluster.join.make_context("join", [*words, *shlex.split(job.split(" -- ")[1])])
+
+
+def test_the_pods_secrets_and_labels_meet():
+    job = yaml.safe_load((DEPLOY / "kuberay/rayjob.yaml").read_text())["spec"]["rayClusterSpec"]
+    service, budget = list(yaml.safe_load_all((DEPLOY / "kuberay/proxy.yaml").read_text()))[1:]
+    groups = {"head": job["headGroupSpec"], "host": job["workerGroupSpecs"][0]}
+    labels = {name: group["template"]["metadata"]["labels"] for name, group in groups.items()}
+    assert {name: each["part"] for name, each in labels.items()} == {"head": "head", "host": "host"}
+    assert service["spec"]["selector"] == labels["head"]
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels["head"].items() & labels["host"].items()
+    for name, group in groups.items():
+        pod = group["template"]["spec"]
+        made = {volume["name"] for volume in pod["volumes"]}
+        mounted = {
+            mount["name"] for each in (*pod["containers"], *pod["initContainers"]) for mount in each["volumeMounts"]
+        }
+        assert made == mounted
+        secret = next(volume["secret"]["secretName"] for volume in pod["volumes"] if volume["name"] == "hosts")
+        assert secret == f"expressway-{name}"
+        assert {"name": "XDG_CONFIG_HOME", "value": "/var/lib/expressway/config"} in pod["containers"][0]["env"]
 
 
 def test_an_option_that_does_not_exist_would_be_found():
@@ -68,8 +95,9 @@ def test_whoever_stops_a_cluster_waits_long_enough():
     compose = yaml.safe_load((DEPLOY / "container/compose.yaml").read_text())["services"]["expressway"]
     assert compose["stop_grace_period"] == "90s"
     job = yaml.safe_load((DEPLOY / "kuberay/rayjob.yaml").read_text())
-    (hosts,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    assert hosts["template"]["spec"]["terminationGracePeriodSeconds"] == 90
+    cluster = job["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert group["template"]["spec"]["terminationGracePeriodSeconds"] == 90
 
 
 def test_the_unit_is_hardened():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator import limits
 from coordinator.errors import BadIdentity
 from coordinator.host import authority
-from coordinator.host.identity import Identity, check_host, process_name
+from coordinator.host.identity import Identity, certificate_of, check_host, host_name, process_name
 
 
 def shakes_hands(server, client_identity, name):
@@ -62,6 +62,14 @@ def test_files_are_private_and_never_replaced(tmp_path):
 @pytest.mark.parametrize("name", ["a", "a" * 31, "build-2", "0"])
 def test_names_that_a_host_may_have(name):
     assert check_host(name) == name
+
+
+def test_a_shared_certificate_gives_names_that_no_other_certificate_has():
+    assert (host_name("b", ""), host_name("b", "10-0-0-2")) == ("b", "b.10-0-0-2")
+    assert {certificate_of(host_name("b", suffix)) for suffix in ("", "x")} == {"b"}
+    for suffix in ("a.b", "a/b", "-", "x" * 32):
+        with pytest.raises(BadIdentity):
+            host_name("b", suffix)
 
 
 @pytest.mark.parametrize("name", ["", "a" * 32, "-a", "a-", "a/b", "a.b", "A", "é", "a\n"])

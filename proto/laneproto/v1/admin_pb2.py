@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18laneproto/v1/admin.proto\x12\x13\x65xpressway.admin.v1\"\r\n\x0bPingRequest\"\x0b\n\tPingReply\"\x18\n\x08LaneName\x12\x0c\n\x04lane\x18\x01 \x01(\t\"*\n\x0c\x44rainRequest\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\x0c\n\x04stop\x18\x02 \x01(\x08\"\x1f\n\x0eRestartRequest\x12\r\n\x05lanes\x18\x01 \x03(\t\"\x0c\n\nAddRequest\"G\n\x08Progress\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05\x64oing\x18\x03 \x01(\t\x12\x0f\n\x07running\x18\x04 \x01(\r2\xc9\x03\n\x05\x41\x64min\x12H\n\x04Ping\x12 .expressway.admin.v1.PingRequest\x1a\x1e.expressway.admin.v1.PingReply\x12K\n\x05\x44rain\x12!.expressway.admin.v1.DrainRequest\x1a\x1d.expressway.admin.v1.Progress0\x01\x12G\n\x07Undrain\x12\x1d.expressway.admin.v1.LaneName\x1a\x1d.expressway.admin.v1.Progress\x12O\n\x07Restart\x12#.expressway.admin.v1.RestartRequest\x1a\x1d.expressway.admin.v1.Progress0\x01\x12\x45\n\x03\x41\x64\x64\x12\x1f.expressway.admin.v1.AddRequest\x1a\x1d.expressway.admin.v1.LaneName\x12H\n\x06Remove\x12\x1d.expressway.admin.v1.LaneName\x1a\x1d.expressway.admin.v1.Progress0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18laneproto/v1/admin.proto\x12\x13\x65xpressway.admin.v1\"\r\n\x0bPingRequest\"\x0b\n\tPingReply\"\x18\n\x08LaneName\x12\x0c\n\x04lane\x18\x01 \x01(\t\"*\n\x0c\x44rainRequest\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\x0c\n\x04stop\x18\x02 \x01(\x08\"\x1f\n\x0eRestartRequest\x12\r\n\x05lanes\x18\x01 \x03(\t\"\x1a\n\nAddRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\"G\n\x08Progress\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\r\n\x05\x64oing\x18\x03 \x01(\t\x12\x0f\n\x07running\x18\x04 \x01(\r2\xc9\x03\n\x05\x41\x64min\x12H\n\x04Ping\x12 .expressway.admin.v1.PingRequest\x1a\x1e.expressway.admin.v1.PingReply\x12K\n\x05\x44rain\x12!.expressway.admin.v1.DrainRequest\x1a\x1d.expressway.admin.v1.Progress0\x01\x12G\n\x07Undrain\x12\x1d.expressway.admin.v1.LaneName\x1a\x1d.expressway.admin.v1.Progress\x12O\n\x07Restart\x12#.expressway.admin.v1.RestartRequest\x1a\x1d.expressway.admin.v1.Progress0\x01\x12\x45\n\x03\x41\x64\x64\x12\x1f.expressway.admin.v1.AddRequest\x1a\x1d.expressway.admin.v1.LaneName\x12H\n\x06Remove\x12\x1d.expressway.admin.v1.LaneName\x1a\x1d.expressway.admin.v1.Progress0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,9 +42,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESTARTREQUEST']._serialized_start=147
   _globals['_RESTARTREQUEST']._serialized_end=178
   _globals['_ADDREQUEST']._serialized_start=180
-  _globals['_ADDREQUEST']._serialized_end=192
-  _globals['_PROGRESS']._serialized_start=194
-  _globals['_PROGRESS']._serialized_end=265
-  _globals['_ADMIN']._serialized_start=268
-  _globals['_ADMIN']._serialized_end=725
+  _globals['_ADDREQUEST']._serialized_end=206
+  _globals['_PROGRESS']._serialized_start=208
+  _globals['_PROGRESS']._serialized_end=279
+  _globals['_ADMIN']._serialized_start=282
+  _globals['_ADMIN']._serialized_end=739
 # @@protoc_insertion_point(module_scope)

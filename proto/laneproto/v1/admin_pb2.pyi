@@ -35,8 +35,10 @@ class RestartRequest(_message.Message):
     def __init__(self, lanes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("host",)
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    def __init__(self, host: _Optional[str] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("lane", "state", "doing", "running")

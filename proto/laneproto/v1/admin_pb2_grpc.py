@@ -98,7 +98,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Add(self, request, context):
-        """One more lane on this host.
+        """One more lane, on this host or one that joined.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,18 +5,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol_version", "version", "fingerprint", "address", "incarnation")
+    __slots__ = ("protocol_version", "version", "fingerprint", "address", "incarnation", "suffix")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SUFFIX_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     version: str
     fingerprint: bytes
     address: str
     incarnation: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., address: _Optional[str] = ..., incarnation: _Optional[bytes] = ...) -> None: ...
+    suffix: str
+    def __init__(self, protocol_version: _Optional[int] = ..., version: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., address: _Optional[str] = ..., incarnation: _Optional[bytes] = ..., suffix: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("name", "lanes", "lanes_ready")
@@ -29,10 +31,12 @@ class JoinReply(_message.Message):
     def __init__(self, name: _Optional[str] = ..., lanes: _Optional[int] = ..., lanes_ready: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("incarnation",)
+    __slots__ = ("incarnation", "suffix")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SUFFIX_FIELD_NUMBER: _ClassVar[int]
     incarnation: bytes
-    def __init__(self, incarnation: _Optional[bytes] = ...) -> None: ...
+    suffix: str
+    def __init__(self, incarnation: _Optional[bytes] = ..., suffix: _Optional[str] = ...) -> None: ...
 
 class LeaveReply(_message.Message):
     __slots__ = ()

@@ -177,7 +177,7 @@ class ListLanesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LaneInfo(_message.Message):
-    __slots__ = ("lane", "state", "pid", "device", "counters", "restarts", "running")
+    __slots__ = ("lane", "state", "pid", "device", "counters", "restarts", "running", "host")
     LANE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,7 @@ class LaneInfo(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     lane: str
     state: str
     pid: int
@@ -192,7 +193,8 @@ class LaneInfo(_message.Message):
     counters: _lane_pb2.Counters
     restarts: int
     running: int
-    def __init__(self, lane: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., counters: _Optional[_Union[_lane_pb2.Counters, _Mapping]] = ..., restarts: _Optional[int] = ..., running: _Optional[int] = ...) -> None: ...
+    host: str
+    def __init__(self, lane: _Optional[str] = ..., state: _Optional[str] = ..., pid: _Optional[int] = ..., device: _Optional[str] = ..., counters: _Optional[_Union[_lane_pb2.Counters, _Mapping]] = ..., restarts: _Optional[int] = ..., running: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class ListLanesReply(_message.Message):
     __slots__ = ("lanes", "queued")
