@@ -1,6 +1,6 @@
 """Which schemas are handed to the grammar library at all: it follows references on its stack, looks for a text that
 all patterns of one value match, which takes twice as long with each of them, and compares properties with one another;
-none of which can be stopped.
+none of which can be stopped. And it takes a schema that is nothing but itself, of which an empty answer comes.
 
 Not here: whether a schema can be kept (the library says so). Invariant: an upper bound, so a schema that passes is
 shallow in whatever order its references are followed.
@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from coordinator import limits
-from coordinator.errors import OutOfRange
+from coordinator.errors import BadRequest, OutOfRange
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _SAME_VALUE = ("allOf", "anyOf", "oneOf")  # what is below describes the value that the schema itself describes
@@ -21,7 +21,7 @@ _SAME_VALUE = ("allOf", "anyOf", "oneOf")  # what is below describes the value t
 
 def check_schema(schema: Mapping[str, Any], param: str) -> None:
     """`OutOfRange` for a schema whose references go too deep, that lays too many patterns on one value, or that names
-    too many properties."""
+    too many properties; `BadRequest` for one with a part that is nothing but a reference to itself."""
     depths: dict[int, int] = {}
     _depth(schema, depths)
     mappings = list(_mappings(schema))
@@ -38,6 +38,42 @@ def check_schema(schema: Mapping[str, Any], param: str) -> None:
         if levels > limits.SCHEMA_LEVELS:
             raise OutOfRange(f"what a schema refers to has at most {limits.SCHEMA_LEVELS} levels in all", param=param)
     _check_patterns(mappings, targets, param)
+    _check_grounded(mappings, targets, param)
+
+
+def _check_grounded(mappings: Sequence[Mapping[str, Any]], targets: Mapping[str, Any], param: str) -> None:
+    """From those that refer to nothing upwards: who is left says nothing but itself."""
+    needs: dict[int, int] = {}  # of a schema: what it still waits for
+    waiting: dict[int, list[list[int]]] = {}  # by what is waited for: [who waits], emptied when the first one came
+    for node in {id(node): node for node in mappings}.values():
+        groups = _alternatives(node, targets)
+        needs[id(node)] = len(groups)
+        for group in groups:
+            who = [id(node)]
+            for each in group:
+                waiting.setdefault(id(each), []).append(who)
+    grounded = [number for number, count in needs.items() if not count]
+    while grounded:
+        for who in waiting.get(grounded.pop(), ()):
+            if who:
+                number = who.pop()
+                needs[number] -= 1
+                if not needs[number]:
+                    grounded.append(number)
+    if any(needs.values()):
+        raise BadRequest("the schema cannot be kept: a part of it is nothing but a reference to itself", param=param)
+
+
+def _alternatives(node: Mapping[str, Any], targets: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
+    """Of the value that `node` describes: lists of schemas, one at least of each list describes it, too."""
+    reference = node.get("$ref")
+    found: list[list[Any]] = []
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):  # targets of others are guesses
+        found.append([targets[reference]])
+    if isinstance(node.get("allOf"), list):
+        found += [[each] for each in node["allOf"]]
+    found += [node[key] for key in ("anyOf", "oneOf") if isinstance(node.get(key), list)]
+    return [group for group in found if all(isinstance(each, Mapping) for each in group)]
 
 
 def _check_patterns(mappings: Sequence[Mapping[str, Any]], targets: Mapping[str, Any], param: str) -> None:

@@ -166,6 +166,36 @@ def test_a_chain_that_would_overflow_the_stack_is_refused(links):
         assert caught.value.param == "f"
 
 
+SELF = {"$ref": "#/$defs/n"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$defs": {"n": SELF}, **SELF},
+        {"$defs": {"n": {"$ref": "#/$defs/m"}, "m": SELF}, "type": "object", "properties": {"a": SELF}},
+        {"$defs": {"n": {"type": "object", "allOf": [{"type": "object"}, SELF]}}, **SELF},
+        {"$defs": {"n": {"anyOf": [SELF, {"oneOf": [SELF, {"allOf": [SELF]}]}]}}, **SELF},
+    ],
+)
+def test_a_schema_that_is_nothing_but_itself_is_refused(schema):
+    with pytest.raises(BadRequest, match="nothing but a reference to itself"):
+        write(Bound("f", schema))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"anyOf": [{"type": "null"}, {"type": "array", "items": SELF}]},
+        {"anyOf": [SELF, {"type": "null"}]},
+        {"type": "object", "properties": {"next": {"allOf": [SELF]}}},
+    ],
+)
+def test_a_schema_that_ends_somewhere_may_refer_to_itself(node):
+    write(Bound("f", {"$defs": {"n": node}, **SELF}))
+
+
 def test_a_schema_that_refers_to_itself_is_kept():
     node = {"type": "object", "properties": {"left": {"$ref": "#/$defs/n"}, "right": {"$ref": "#/$defs/n"}}}
     write(Bound("f", {"$defs": {"n": node}, "$ref": "#/$defs/n"}))
