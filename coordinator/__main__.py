@@ -14,6 +14,7 @@ import click
 from coordinator.config import CoordinatorConfig, HostDoor, parse_door, parse_host_door, parse_page
 from coordinator.errors import CoordinatorError
 from coordinator.logs import configure_logging
+from coordinator.pauses import give_way
 from coordinator.service import run_coordinator
 from coordinator.telemetry.spans import check_otlp
 from coordinator.tls import named_tls
@@ -54,6 +55,7 @@ def command(
 ) -> None:
     """Requests to lanes: doors, queue, placement, and the restarts of lanes and owner."""
     configure_logging(json_lines=log_json, process="coordinator")
+    give_way()
     config = CoordinatorConfig(
         supervisor,
         pack,

@@ -150,7 +150,7 @@ async def begin_turn(
         priority=caller.priority,
         timeout_s=caller.timeout_s,
     )
-    answer = serving.submit(draft, caller, door)
+    answer = await serving.submit(draft, caller, door)
     return TurnReader(answer, text.parser(conversation, calls=ask.calls), parallel=ask.parallel)
 
 

@@ -18,11 +18,11 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
 from coordinator import limits
+from coordinator.entry import Entry
 from coordinator.errors import (
     Cancelled,
     Closing,
@@ -45,7 +45,7 @@ from coordinator.policy.affinity import Seat
 from coordinator.policy.fair_queue import FairQueue, Ticket
 from coordinator.policy.families import Families
 from coordinator.policy.kept import Conversations, Kept
-from coordinator.policy.placer import Job, Placed, Placer, first_to_begin
+from coordinator.policy.placer import Placed, Placer, first_to_begin
 from coordinator.policy.shares import Shares
 from coordinator.request import Request
 from coordinator.resting import RestingSeats
@@ -59,25 +59,6 @@ from laneproto.v1 import lane_pb2
 _log = structlog.get_logger("dispatch")
 
 
-@dataclass(slots=True)
-class _Entry:
-    """What dispatch knows of a request that has not ended."""
-
-    generation: Generation
-    ticket: Ticket
-    expiry: asyncio.TimerHandle
-    chains: Sequence[bytes]  # of its prompt
-    charged: float = 0.0  # tokens, by what placement expected
-    losses: int = 0  # lanes lost under it
-    could_have_begun: float | None = None  # since when it waits for a busy lane although one was free
-
-    def waited_s(self, now: float) -> float:
-        """Although a lane was free; counted from the first time that this is asked."""
-        if self.could_have_begun is None:
-            self.could_have_begun = now
-        return now - self.could_have_begun
-
-
 class Dispatcher:
     """The queue and the running requests of one coordinator. Everything runs on one event loop."""
 
@@ -86,12 +67,12 @@ class Dispatcher:
     ) -> None:
         self._roster, self._clock = roster, clock
         self._shares = Shares()
-        self._queue: FairQueue[_Entry] = FairQueue(queue_bound, self._shares)
+        self._queue: FairQueue[Entry] = FairQueue(queue_bound, self._shares)
         self._admission = Admission()
         self._families = Families(limits.AFFINITY_SESSIONS)
         self._placer = Placer()
         self._kept = Conversations()
-        self._entries: dict[str, _Entry] = {}  # by request id
+        self._entries: dict[str, Entry] = {}  # by request id
         self._runs: dict[str, LaneRun] = {}
         self._visits = Visits(self._runs, self._placer)
         self._closing = False
@@ -112,8 +93,13 @@ class Dispatcher:
             raise NoLane("no lane is in service")
         self._check_room(tenant, 0)
 
-    def submit(self, request: Request, timeline: Timeline | None = None) -> Generation:
-        """Into the queue, or straight to a lane. Raises a `Refused`: closing, no lane, no place, over a quota."""
+    def submit(
+        self, request: Request, timeline: Timeline | None = None, chains: Sequence[bytes] | None = None
+    ) -> Generation:
+        """Into the queue, or straight to a lane; `chains` of its prompt, where the caller has them.
+
+        Raises a `Refused`: closing, no lane, no place, over a quota.
+        """
         self.check_open(request.tenant)
         now, tenant, prompt_tokens = self._clock(), request.tenant, len(request.prompt_ids)
         size_bytes = prompt_tokens * limits.TOKEN_BYTES
@@ -124,7 +110,8 @@ class Dispatcher:
         generation = Generation(request, on_cancel=self._on_cancel, on_end=self._on_end, timeline=timeline)
         expiry = asyncio.get_running_loop().call_later(request.timeout_s, self._expire, request.id)
         ticket = Ticket(request.id, tenant, flow, request.priority, tokens, size_bytes, now)
-        entry = self._entries[request.id] = _Entry(generation, ticket, expiry, chain(request.prompt_ids, tenant.salt))
+        chains = chain(request.prompt_ids, tenant.salt) if chains is None else chains
+        entry = self._entries[request.id] = Entry(generation, ticket, expiry, chains)
         self._shares.enter(tenant.name, flow)
         self._queue.push(entry, ticket)
         self._pump()
@@ -226,7 +213,7 @@ class Dispatcher:
         look = self._placer.look(busy_s, limits.LANE_CAPACITY)
         order = [entry for entry, _ in itertools.islice(self._queue.order(now), limits.LOOKAHEAD)]
         first = first_to_begin(
-            order, lambda entry: self._placer.propose(_job(entry), look), lambda entry: entry.waited_s(now)
+            order, lambda entry: self._placer.propose(entry.job(), look), lambda entry: entry.waited_s(now)
         )
         if isinstance(first, float):
             self._look_again(first)
@@ -240,7 +227,7 @@ class Dispatcher:
         hosts = self._visits.hosts(ready, views, now)
         look = self._visits.look(hosts)
         for entry, ticket in itertools.islice(self._queue.order(now), limits.LOOKAHEAD if hosts else 0):
-            if found := self._visits.find(hosts, look, _job(entry), ticket.priority, views, now):
+            if found := self._visits.find(hosts, look, entry.job(), ticket.priority, views, now):
                 self._dispatch(entry, found.placed, now, found)
                 return True
         return False
@@ -250,10 +237,10 @@ class Dispatcher:
             self._wake.cancel()
         self._wake = asyncio.get_running_loop().call_later(seconds, self._pump)
 
-    def _dispatch(self, entry: _Entry, placed: Placed, now: float, visit: Found | None = None) -> None:
+    def _dispatch(self, entry: Entry, placed: Placed, now: float, visit: Found | None = None) -> None:
         generation, seat, ticket = entry.generation, placed.seat, entry.ticket
         self._queue.take(ticket, now)
-        self._placer.placed(_job(entry), seat)
+        self._placer.placed(entry.job(), seat)
         if session := generation.request.session:
             self._kept.asked(ticket.tenant.name, session, len(generation.request.prompt_ids), entry.chains, now)
         entry.could_have_begun = None
@@ -271,7 +258,7 @@ class Dispatcher:
 
     # --- one running request
 
-    async def _run(self, run: LaneRun, entry: _Entry) -> None:
+    async def _run(self, run: LaneRun, entry: Entry) -> None:
         generation, seat = run.generation, run.seat
         carrier: asyncio.Task[None] | None = None
         try:
@@ -306,7 +293,7 @@ class Dispatcher:
             self._visits.ended(run, self._clock())
             self._pump()
 
-    def _on_loss(self, run: LaneRun, entry: _Entry, why: object, weight: int = 1) -> None:
+    def _on_loss(self, run: LaneRun, entry: Entry, why: object, weight: int = 1) -> None:
         """The lane, or the connection to it, went away with the request."""
         generation, name = run.generation, run.seat.lane
         if not run.gone:
@@ -324,7 +311,7 @@ class Dispatcher:
         else:
             self._hand_back(run, entry)
 
-    def _hand_back(self, run: LaneRun, entry: _Entry) -> None:
+    def _hand_back(self, run: LaneRun, entry: Entry) -> None:
         generation = run.generation
         if generation.ended:
             return
@@ -388,9 +375,3 @@ class Dispatcher:
                 if run.task is not None:
                     run.task.cancel()
         self._pump()
-
-
-def _job(entry: _Entry) -> Job:
-    request, emitted = entry.generation.request, entry.generation.tokens_seen
-    session = None if request.session is None else f"{request.tenant.name}\0{request.session}"
-    return Job(session, len(request.prompt_ids) + emitted, request.max_tokens - emitted, entry.chains)

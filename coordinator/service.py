@@ -30,6 +30,7 @@ from coordinator.host.identity import Identity
 from coordinator.host.owner_status import ask_owner
 from coordinator.host.supervisor_client import SupervisorClient
 from coordinator.pack_facts import read_fingerprint
+from coordinator.pauses import leave_out_of_search
 from coordinator.telemetry.journal import Journal
 from coordinator.telemetry.metrics import Metrics
 from coordinator.telemetry.spans import SpanWriter
@@ -88,6 +89,7 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
                 admin_door(operations, config.run_dir / "coordinator.sock", doors.serving),
             ):
                 log.info("serving", http=str(doors.http), grpc=str(doors.grpc), page=str(config.page or "off"))
+                leave_out_of_search()
                 await stop.wait()
                 log.info("draining", at_most_s=config.drain_s)
                 await doors.close(config.drain_s)

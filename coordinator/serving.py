@@ -10,17 +10,19 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 
+from coordinator import limits
 from coordinator.answer import Answer
 from coordinator.auth import Auth
 from coordinator.dispatch import Dispatcher
 from coordinator.errors import ModelNotFound, NoLane
 from coordinator.fleet.lane_view import LaneView, ModelView, Roster, is_hopeful
 from coordinator.generation_config import GenerationConfig
-from coordinator.request import Draft, check
+from coordinator.request import Draft, Request, check
 from coordinator.telemetry.journal import Journal
 from coordinator.telemetry.stats import Door, Recorder, Silent, Timeline
 from coordinator.tenants import ANYONE, Priority, Tenant
 from coordinator.text.desk import TextDesk
+from laneproto.chain import chain
 
 # A seed is reported in JSON, where many readers keep no more than 53 bits of an integer.
 _SEED_BITS = 53
@@ -103,12 +105,20 @@ class Serving:
         """For a request that names none."""
         return secrets.randbits(_SEED_BITS)
 
-    def submit(self, draft: Draft, caller: Caller, door: Door) -> Answer:
+    async def submit(self, draft: Draft, caller: Caller, door: Door) -> Answer:
         """Checks and queues. Raises `RequestError`, or `Refused` when there is no place or no lane."""
-        request = check(draft, request_id=caller.request_id, model=self.model())
-        request = replace(request, checkpoints=self.text.boundaries(request.prompt_ids))
+        model = self.model()
+        request, chains = await self.text.off_loop(
+            len(draft.prompt_ids), limits.INLINE_PROMPT_TOKENS, lambda: self._checked(draft, caller.request_id, model)
+        )
         record = self.journal.record(request, door, time.monotonic(), caller.trace_parent)
         timeline = Timeline(self.recorder, door, time.monotonic, record, self.journal.ended)
-        answer = Answer(self.dispatcher.submit(request, timeline), self.text.detokenizer())
+        answer = Answer(self.dispatcher.submit(request, timeline, chains), self.text.detokenizer())
         self.journal.opened(record)
         return answer
+
+    def _checked(self, draft: Draft, request_id: str, model: ModelView) -> tuple[Request, list[bytes]]:
+        """The request and the chain of its prompt: what looks at every token."""
+        request = check(draft, request_id=request_id, model=model)
+        request = replace(request, checkpoints=self.text.boundaries(request.prompt_ids))
+        return request, chain(request.prompt_ids, request.tenant.salt)

@@ -76,7 +76,7 @@ async def _complete(serving: Serving, body: CompletionBody, caller: Caller) -> A
         priority=caller.priority,
         timeout_s=caller.timeout_s,
     )
-    answer = serving.submit(draft, caller, "http")
+    answer = await serving.submit(draft, caller, "http")
     turn = read_text(answer)
     writer = _completion_writer(serving, turn, model.name, chat=False, include_usage=body.include_usage)
     return Answering(turn, writer, bool(body.stream))

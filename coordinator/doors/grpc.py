@@ -174,7 +174,7 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
             priority=caller.priority,
             timeout_s=caller.timeout_s,
         )
-        return serving.submit(draft, caller, "grpc")
+        return await serving.submit(draft, caller, "grpc")
 
 
 async def _stream(reader: Answer | TurnReader, answer: Answer, context: Context) -> None:

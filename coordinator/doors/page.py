@@ -111,8 +111,11 @@ def build_app(metrics: Metrics, gauges: Gauges, live: Live, host: str, auth: Aut
 
     async def show_metrics(request: web.Request) -> web.Response:
         async with reading:
-            body = metrics.render(gauges.state(await gauges.owner()))
-        return web.Response(body=body, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
+            pieces = []
+            for piece in metrics.pieces(gauges.state(await gauges.owner())):
+                pieces.append(piece)
+                await asyncio.sleep(0)
+        return web.Response(body=b"".join(pieces), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
 
     async def show_snapshot(request: web.Request) -> web.Response:
         if _from_elsewhere(request):

@@ -386,6 +386,7 @@ NO_BOUND = {
     "coordinator.KILL_STEPS": "a time, in steps",
     "coordinator.INLINE_ENCODE_CHARS": "more goes to a thread",
     "coordinator.INLINE_PARSE_BYTES": "more goes to a thread",
+    "coordinator.INLINE_PROMPT_TOKENS": "more goes to a thread",
     "coordinator.TEXT_THREADS": "more waits",
     "coordinator.TOKEN_BYTES": "a size",
     "coordinator.COLD_COST": "a price",
