@@ -8,6 +8,8 @@
 A refusal that may be tried again is tried again, as long as nothing was answered: after the time that the server names
 (RetryInfo, else `retry-after`), else after 0.5 s, doubling. Whoever stops iterating cancels the generation.
 
+A connection that breaks inside an answer is an `AnswerCut`: retryable, but by the caller, who has tokens of it.
+
 Not here: channels and certificates (channel). Invariant: an answer that has begun is never begun again.
 """
 
@@ -26,7 +28,7 @@ from grpc_status import rpc_status
 
 from coordinator.channel import Trust, open_channel
 from coordinator.doors.rich_error import RETRY_AFTER_KEY
-from coordinator.errors import CoordinatorError
+from coordinator.errors import AnswerCut, CoordinatorError
 from coordinator.fleet.lane_client import ERROR_CODE_KEY
 from coordinator.reported import reported
 from laneproto.v1 import lane_pb2, serve_pb2, serve_pb2_grpc
@@ -34,6 +36,8 @@ from laneproto.v1 import lane_pb2, serve_pb2, serve_pb2_grpc
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 60.0
 Prompt: TypeAlias = str | Sequence[int] | serve_pb2.Chat  # text, token ids, or turns in the model's chat format
+# a connection, inside an answer; CANCELLED is by the other end: what this one cancels never gets as far as an error
+_BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL})
 _AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 
 
@@ -77,7 +81,8 @@ class Client:
         self, prompt: Prompt, *, timeout_s: float | None = None, **options: Any
     ) -> AsyncGenerator[serve_pb2.GenerateResponse, None]:
         """Started, Delta…, Finished of one answer; `options` are fields of `GenerateRequest`. The deadline `timeout_s`
-        is of each try. Raises a `CoordinatorError` of the server's code, also for an answer that failed midway."""
+        is of each try. Raises a `CoordinatorError` of the server's code, also for an answer that failed midway, and
+        `AnswerCut`, which says how many tokens had arrived, when the connection breaks inside it."""
         if isinstance(prompt, str):
             request = serve_pb2.GenerateRequest(text=prompt, **options)
         elif isinstance(prompt, serve_pb2.Chat):
@@ -94,15 +99,18 @@ class Client:
         """The same for a request as it goes over the wire."""
         wait_s = FIRST_WAIT_S
         for left in range(self._tries - 1, -1, -1):
-            begun = False
+            begun, tokens = False, 0
             try:
                 async for event in self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata):
                     begun = True
+                    tokens += len(event.delta.tokens)
                     yield event
                     if event.finished.reason == lane_pb2.FINISH_REASON_ERROR:
                         raise reported(event.finished.error_code, event.finished.error_message)
                 return
             except grpc.aio.AioRpcError as error:
+                if begun and error.code() in _BROKEN and ERROR_CODE_KEY not in _trailing(error):
+                    raise AnswerCut(f"the connection broke after {tokens} tokens", tokens=tokens) from error
                 if begun or not left or error.code() not in _AGAIN:
                     raise refusal(error) from error
                 named_s = _retry_after(error)

@@ -16,6 +16,7 @@ NAMES = {"ttft_s": "time to first token", "gap_s": "between tokens", "end_to_end
 def report(result: Mapping[str, Any]) -> str:
     """All of one report."""
     host, conditions, server = result["host"], result["conditions"], result["server"]
+    rates = any(run["figures"]["aggregate"] for run in result["runs"].values())  # none where parts took turns
     lines = [
         f"# {conditions['scenario']}: {conditions['workload']} on {server['model']}",
         "",
@@ -24,10 +25,10 @@ def report(result: Mapping[str, Any]) -> str:
         f"Host: {host['cpu']}, {host['cpus']} cores, {host['memory_bytes'] / 2**30:.0f} GiB, Linux {host['kernel']}, "
         f"load {conditions['load_average'][0]:g}. Scale {conditions['scale']:g}, seed {conditions['seed']}.",
         "",
-        "| run | tokens/s | window | a lane | first token p50 / p95 | between tokens p50 / p95 | prompt tokens/s "
-        "| good | errors |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(_row(name, run["figures"]) for name, run in result["runs"].items()),
+        f"| run |{' tokens/s | window | a lane |' if rates else ''} first token p50 / p95 | between tokens p50 / p95 "
+        "| prompt tokens/s | good | errors |",
+        f"| --- |{' --- | --- | --- |' if rates else ''} --- | --- | --- | --- | --- |",
+        *(_row(name, run["figures"], rates=rates) for name, run in result["runs"].items()),
         "",
     ]
     for name, run in result["runs"].items():
@@ -64,21 +65,21 @@ def comparison(a: str, b: str, ratios: Mapping[str, Sequence[Ratio]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, found: Mapping[str, Any]) -> str:
-    total = found["aggregate"]
-    if total is None:
-        speed = window = lanes = "-"
-    else:
-        speed = f"{total['tokens_per_s']:.1f}{'' if total['valid'] else ' (does not count)'}"
-        window = f"{total['window_s']:.1f} s"
-        lanes = ", ".join(f"{rate:.1f}" for rate in total["lanes"].values())
+def _row(name: str, found: Mapping[str, Any], *, rates: bool) -> str:
     errors = ", ".join(f"{code} {count}" for code, count in found["errors"].items()) or "-"
     share = found["goodput"]["share"]
     cells = (
-        name, speed, window, lanes, _two(found["ttft_s"]), _two(found["gap_s"]),
+        name, *(_rates(found["aggregate"]) if rates else ()), _two(found["ttft_s"]), _two(found["gap_s"]),
         _one(found["prompt_tokens_per_s"]["p50"]), "-" if share is None else f"{share:.0%}", errors,
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
+
+
+def _rates(total: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    if total is None:
+        return "-", "-", "-"
+    speed = f"{total['tokens_per_s']:.1f}{'' if total['valid'] else ' (does not count)'}"
+    return speed, f"{total['window_s']:.1f} s", ", ".join(f"{rate:.1f}" for rate in total["lanes"].values())
 
 
 def _two(spread: Mapping[str, Any]) -> str:

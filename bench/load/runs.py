@@ -56,15 +56,17 @@ async def run(work: drive.Work, asked: Asked, say: Callable[[str], None]) -> dic
             seconds = time.monotonic() - began_s
             names = {count: "alone" if not count else f"+{count}" for count in seen}
             return {
-                "runs": {names[count]: _part(asked, replies, seconds) for count, replies in seen.items()},
+                "runs": {
+                    names[count]: _part(asked, replies, seconds, by_turns=True) for count, replies in seen.items()
+                },
                 "interference": _slower(seen),
             }
         case "long-short":
             say(f"a short question alone and behind a long prompt, {asked.rounds} rounds")
             began_s = time.monotonic()
-            parts = await drive.short_behind_long(work, asked.rounds)
+            turns = await drive.short_behind_long(work, asked.rounds)
             seconds = time.monotonic() - began_s
-            return {"runs": {name: _part(asked, replies, seconds) for name, replies in parts.items()}}
+            return {"runs": {name: _part(asked, each, seconds, by_turns=True) for name, each in turns.items()}}
         case other:
             raise ValueError(f"no scenario {other!r}")
 
@@ -75,8 +77,10 @@ async def _timed(asked: Asked, replies: Awaitable[Sequence[Reply]]) -> dict[str,
     return _part(asked, found, time.monotonic() - began_s)
 
 
-def _part(asked: Asked, replies: Sequence[Reply], seconds: float) -> dict[str, Any]:
-    return {"figures": figures(replies, asked.rules, asked.goals, seconds), "rows": rows(replies)}
+def _part(asked: Asked, replies: Sequence[Reply], seconds: float, *, by_turns: bool = False) -> dict[str, Any]:
+    """`by_turns`: parts of one run that took turns, so that a part has gaps and no rate of its own."""
+    found = figures(replies, asked.rules, asked.goals, seconds)
+    return {"figures": {**found, "aggregate": None} if by_turns else found, "rows": rows(replies)}
 
 
 def idle_lanes(runs: dict[str, dict[str, Any]]) -> dict[str, list[str]]:

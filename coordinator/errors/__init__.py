@@ -33,6 +33,7 @@
     ├── Gone                                                                    the client left or stopped reading
     │   ├── Cancelled                cancelled                 no         499   CANCELLED
     │   └── SlowReader               slow_reader               no         499   ABORTED
+    ├── AnswerCut                answer_cut                yes        502   UNAVAILABLE
     ├── SetupError                                                              the coordinator cannot start
     │   ├── BadAddress               bad_address               no         500   INTERNAL
     │   ├── BadTokenizer             bad_tokenizer             no         500   INTERNAL
@@ -95,6 +96,7 @@ from coordinator.errors.requests import (
     Unsupported,
 )
 from coordinator.errors.running import (
+    AnswerCut,
     Cancelled,
     Closing,
     DeadlineExceeded,
@@ -115,6 +117,7 @@ from coordinator.errors.running import (
 )
 
 __all__ = (
+    "AnswerCut",
     "BadAddress",
     "BadIdentity",
     "BadOption",

@@ -125,6 +125,23 @@ class SlowReader(Gone):
     grpc = "ABORTED"
 
 
+class AnswerCut(CoordinatorError):
+    """The connection broke inside an answer, as when the server is killed. To whoever asked, not from a server.
+
+    `tokens`: how many of it had arrived. Asked again it is another answer from its beginning, the same one where it is
+    greedy or has a seed.
+    """
+
+    code = "answer_cut"
+    retryable = True
+    http = 502
+    grpc = "UNAVAILABLE"
+
+    def __init__(self, message: str, *, tokens: int) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+
+
 class InternalError(CoordinatorError):
     """A bug; the message says nothing, the log does."""
 

@@ -211,6 +211,7 @@ async def test_reports_are_written_compared_with_themselves_and_refused_when_unl
     shown = capsys.readouterr().out
     assert "| alone |" in shown
     assert "| +1 |" in shown
+    assert "tokens/s | window" not in shown  # parts that took turns have no rate of their own
     assert await run_bench(url, tmp_path, *loop, "--out", b, "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["conditions"]["workload_digest"]

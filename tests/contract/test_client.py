@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -12,7 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 from coordinator import limits
 from coordinator.client import FIRST_WAIT_S, LONGEST_WAIT_S, Client
 from coordinator.doors.grpc import SERVICE
-from coordinator.errors import CoordinatorError
+from coordinator.errors import AnswerCut, CoordinatorError
 from tests.fakes.doors import open_doors, until
 from tests.fakes.lane import Script
 
@@ -126,6 +129,61 @@ async def test_an_answer_that_has_begun_is_not_begun_again(tmp_path: Path) -> No
         with pytest.raises(CoordinatorError):
             await read()
     assert seen.count("started") == 1
+
+
+@contextlib.asynccontextmanager
+async def cable(to: str, path: Path) -> AsyncIterator[Callable[[], None]]:
+    """A Unix socket that carries bytes to another one, until it is cut."""
+    ends: list[asyncio.StreamWriter] = []
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+
+    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(to)
+        ends.extend((writer, far_writer))
+        await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+
+    def cut() -> None:
+        server.close()
+        for end in ends:
+            end.transport.abort()
+
+    server = await asyncio.start_unix_server(join, path)
+    try:
+        yield cut
+    finally:
+        cut()
+
+
+async def test_a_connection_that_breaks_inside_an_answer_says_how_much_came(tmp_path: Path) -> None:
+    """As when the server is killed: typed, retryable, and not tried again by itself."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async with open_doors(tmp_path, lanes=1, script=Script(token_delay_s=0.01)) as cluster:
+        came = 0
+        async with (
+            cable(str(cluster.doors.grpc).removeprefix("unix:"), tmp_path / "cable.sock") as cut,
+            Client(f"unix:{tmp_path}/cable.sock", sleep=sleep) as client,
+        ):
+
+            async def read() -> None:
+                nonlocal came
+                async for event in client.generate("x", max_tokens=3000):
+                    came += len(event.delta.tokens)
+                    if came >= 5:
+                        cut()
+
+            with pytest.raises(AnswerCut, match=r"after \d+ tokens") as caught:
+                await read()
+        assert (caught.value.tokens, caught.value.retryable, caught.value.code) == (came, True, "answer_cut")
+        assert waits == []
+        await until(lambda: not cluster.lanes[0].busy, 60)  # nobody reads: the lane is free
 
 
 async def test_who_stops_reading_frees_the_lane(tmp_path: Path) -> None:

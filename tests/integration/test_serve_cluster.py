@@ -71,10 +71,15 @@ def test_a_cluster_answers_survives_the_death_of_each_part_and_leaves_nothing(pa
         assert {name: served.pids[name] for name in others} == others
 
         lanes_before = {name: served.pids[name] for name in ("lane-0", "lane-1")}
+        long = ("--prompt-ids", ",".join(str(5 + k % 90) for k in range(300)), "--max-tokens", "4")
+        cold = served.generate(*long)
         served.kill("coordinator")
         wait_for(lambda: served.states() == {"lane-0": "ready", "lane-1": "ready"})
         assert {name: served.pids[name] for name in lanes_before} == lanes_before
         assert served.generate(*IDS)["token_ids"] == answer["token_ids"]
+        warm = served.generate(*long)  # what lanes remember is found by a coordinator that never asked for it
+        assert warm["token_ids"] == cold["token_ids"]
+        assert warm["usage"]["cached_tokens"] > cold["usage"]["cached_tokens"] == 0
 
         served.kill("owner")
         wait_for(lambda: served.status()["owner"] == "ready")
