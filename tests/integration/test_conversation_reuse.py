@@ -133,9 +133,7 @@ def test_a_turn_goes_on_as_a_cold_run(tmp_path, text):
     assert edges <= CONVERSATIONS * SPLITS // 8
     assert worst <= tolerance or quantised(pack)
     print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {MODEL}: at most {read_again} tokens read again")
-    print(
-        f"all bit-equal to the same windows from nothing; logits {worst:.2e} of scale apart, {edges} against another cut"
-    )
+    print(f"all bit-equal to the same windows from nothing; logits {worst:.2e} apart, {edges} against another cut")
 
 
 def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path, text):
@@ -175,7 +173,7 @@ def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path, text):
     assert worst <= tolerance or quantised(pack)
     assert counted[1] > 0
     print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {MODEL}, {counted[1]} of {counted[0]} drafts right:")
-    print(f"at most {read_again} tokens read again; logits {worst:.2e} of scale apart, {edges} against another cut")
+    print(f"at most {read_again} tokens read again; logits {worst:.2e} apart, {edges} against another cut")
 
 
 def test_branches_share_a_root_and_differ_afterwards(tmp_path):
