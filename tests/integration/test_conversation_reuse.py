@@ -158,7 +158,7 @@ def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path, text):
         for _ in range(CONVERSATIONS):
             whole = text(rng, model.spec.vocab)
             for split in sorted(rng.choice(np.arange(1, len(whole)), SPLITS, replace=False).tolist()):
-                first, second = (rng.integers(0, model.spec.vocab, 2 * ANSWER).tolist() for _ in range(2))
+                first, second = (text(rng, model.spec.vocab)[: 2 * ANSWER] for _ in range(2))
                 first[int(rng.integers(1, ANSWER))] = second[int(rng.integers(1, ANSWER))] = eos
                 warm.turn(whole[:split], len(first), forced=first, drafts=drafts)
                 prompt = [*whole[:split], *first, *whole[split:]]
@@ -169,8 +169,7 @@ def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path, text):
                 off, edge = from_cold(model, store, prompt, second, logits, tolerance)
                 worst, edges = max(worst, off), edges + edge
                 assert warm.states.reserved_bytes <= warm.states.budget_bytes
-    assert edges <= CONVERSATIONS * SPLITS // 8
-    assert worst <= tolerance or quantised(pack)
+    assert quantised(pack) or (worst <= tolerance and edges <= CONVERSATIONS * SPLITS // 8)
     assert counted[1] > 0
     print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {MODEL}, {counted[1]} of {counted[0]} drafts right:")
     print(f"at most {read_again} tokens read again; logits {worst:.2e} apart, {edges} against another cut")

@@ -26,6 +26,11 @@ USAGE = [
     ["verify"],
     ["verify", "PACK", "MORE"],
     ["lane", "drain"],
+    ["cluster", "nothing"],
+    ["cluster", "init", "MORE"],
+    ["cluster", "invite"],
+    ["cluster", "join", "PACK", "--listen", "127.0.0.1:0"],
+    ["cluster", "join", "PACK", "--head", "127.0.0.1:1", "--listen", "unix:/tmp/s"],
     ["keys", "add"],
     ["top", "--nope"],
     ["bench"],
@@ -79,6 +84,7 @@ REFUSED = [
     ("empty_prompt", ["generate", "--address", "unix:/x", "--prompt-ids", ""]),
     ("unreachable", ["generate", "--address", "unix:{folder}/none", *PROMPT]),
     ("run_dir", ["status", "--cluster", "nobody"]),
+    ("bad_identity", ["cluster", "invite", "../x"]),
 ]
 
 
