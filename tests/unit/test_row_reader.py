@@ -69,10 +69,12 @@ class Pages:
         self.offsets: list[int] = []
         self.open = threading.Event()
         self.open.set()
+        self.begun = threading.Event()
         self.fail: dict[int, int] = {}  # offset -> what to return instead
         self.most = 1 << 30  # bytes of one read
 
     def __call__(self, fd: int, address: int, size: int, offset: int) -> int:
+        self.begun.set()
         self.open.wait(20)
         self.offsets.append(offset)
         if offset in self.fail:
@@ -147,6 +149,7 @@ def test_prefetch_never_waits_and_what_is_asked_overtakes_it(simple):
         ahead = np.arange(0, 960, 12)  # one per page
         reader.prefetch(ahead)
         assert reader.counters().in_flight == len(ahead)
+        assert pages.begun.wait(60)
 
         def open_once_asked() -> None:
             until = time.monotonic() + 60
