@@ -67,7 +67,6 @@ def _library() -> ctypes.CDLL:
         library.share_arm.argtypes = [pointer, ctypes.c_uint64]
         library.share_check.argtypes = [pointer]
         library.share_destroy.argtypes = [pointer]
-        library.share_destroy.restype = None
         return library
     raise NativeKernelUnavailable(
         "the native expert kernel is not built (no lanes/native/libexperts*.so): "
@@ -201,6 +200,10 @@ class ExpertKernel:
         pool, self._pool = self._pool, None
         if pool is not None:
             self._library.expert_pool_destroy(pool)
+
+    def abandon(self) -> None:
+        """As `close`, but threads and buffers stay for ever: somebody who cannot be waited for may still use them."""
+        self._pool = None
 
     def __del__(self) -> None:
         self.close()

@@ -21,7 +21,6 @@ from lanes.experts.native import ExpertKernel, NativePool, check_array
 
 IDLE, ARMED, STOPPED = 0, 1, 2
 RELEASED = 0x3FFFFFFF3FFFFFFF  # the done word when nobody is to wait
-_STUCK = 14
 _abandoned: list[object] = []  # what a thread that does not get on may still touch
 _REASONS = {
     STOPPED: "it was stopped",
@@ -29,7 +28,7 @@ _REASONS = {
     11: "a doorbell out of order",
     12: "a layer, row count or expert id out of range",
     13: "its kernel ran out of memory or threads",
-    _STUCK: "its thread does not get on",
+    14: "its thread does not get on",
 }
 
 
@@ -125,10 +124,9 @@ class CpuShare:
     def close(self) -> None:
         """Ends the thread after the layer it is in, and releases a window in flight. Safe to call twice."""
         share, self._share = self._share, None
-        if share is not None:
-            if self._native.library.share_check(share) == _STUCK:
-                _abandoned.append(self._kept)
-            self._native.library.share_destroy(share)
+        if share is not None and self._native.library.share_destroy(share):
+            _abandoned.append(self._kept)
+            self._kept[0].abandon()
 
     def __del__(self) -> None:
         self.close()

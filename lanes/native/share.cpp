@@ -118,7 +118,10 @@ bool expert_share::await(uint64_t n) {
   for (;;) {
     for (int i = 0; i < kLooks; ++i) {
       const uint64_t rung = __atomic_load_n(word(at.doorbell), __ATOMIC_ACQUIRE);
-      if (rung == n) return pool->pool.hot(true), true;
+      if (rung == n) {
+        if (state.load() != SHARE_ARMED) return false;  // given up: what the layer needs may be gone
+        return pool->pool.hot(true), true;
+      }
       if (rung != n - 1) return end(SHARE_OUT_OF_ORDER), false;
 #if defined(__x86_64__)
       __builtin_ia32_pause();
@@ -231,7 +234,10 @@ EXPORT void share_stop(expert_share* share) {
   share->state.load() == SHARE_STUCK ? share->thread.detach() : share->thread.join();
 }
 
-EXPORT void share_destroy(expert_share* share) {
+EXPORT int32_t share_destroy(expert_share* share) {
   share_stop(share);
-  if (share && share->state.load() != SHARE_STUCK) delete share;
+  if (!share) return 0;
+  if (share->state.load() == SHARE_STUCK) return 1;
+  delete share;
+  return 0;
 }

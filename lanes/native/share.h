@@ -78,7 +78,8 @@ int32_t expert_split(int32_t rows, int32_t chosen, const int32_t* ids, int32_t e
                      int32_t* slots);
 
 // Starts the threads, the first pinned to `core` (-1: not). That one is the calling thread of `pool`, which nobody else uses meanwhile.
-// What config and block point at must live until share_destroy.
+// The pool, and what config and block point at, must live until share_destroy has returned 0; where it returns 1, the
+// thread could not be waited for, and they must live for ever.
 int share_create(expert_pool* pool, const expert_layout* layout, const share_config* config, uint8_t* block,
                  int32_t core, expert_share** share);
 // A window of `count` layers begins: both words become 0. EXPERT_BAD_ARGUMENT unless idle.
@@ -88,7 +89,7 @@ int32_t share_check(const expert_share* share);
 // Ends the thread (after the layer it is in; not one that is STUCK, which is left behind with all it uses); a window in
 // flight is released. Safe to call twice.
 void share_stop(expert_share* share);
-void share_destroy(expert_share* share);
+int32_t share_destroy(expert_share* share);
 
 #ifdef __cplusplus
 }

@@ -9,6 +9,7 @@ from lanes.errors import HandshakeLost
 from lanes.experts.native import ExpertKernel
 from lanes.experts.share import CpuShare, Tables, block_of
 from lanes.experts.split import split
+from tests.fakes.descriptors import threads
 from tests.fakes.gpu_side import Frozen, GpuSide
 from tests.fakes.records import FakeRegion
 
@@ -159,6 +160,22 @@ def test_a_stopped_thread_is_noticed_and_comes_back_to_nothing(bench):
     frozen.thaw()
     b.share.close()
     assert not b.gpu.wait(2)
+
+
+def test_a_stopped_thread_that_comes_back_late_finds_all_there_and_computes_nothing(bench):
+    before = threads("expert-share")
+    b = bench(silence_s=0.5)
+    b.share.arm(2)
+    b.gpu.ring(1, 0, b.choose(1), np.zeros((1, HIDDEN), np.float32))
+    assert b.gpu.wait(1)
+    frozen = Frozen()
+    b.gpu.ring(2, 1, b.choose(1), np.zeros((1, HIDDEN), np.float32))
+    b.ended("does not get on")
+    b.share.close()
+    b.kernel.close()
+    frozen.thaw()
+    assert threads("expert-share", before) == before
+    assert np.isnan(b.gpu.y).all()
 
 
 def test_blocks_and_arguments_have_limits(bench):
