@@ -44,6 +44,11 @@ class Choice:
         return self.apart <= self.allowed
 
 
+def tolerance(pack: Pack) -> float:
+    """How far logits of two runs may be apart, of the row's greatest logit."""
+    return FP32_TOLERANCE if pack.manifest.dense_dtype == "f32" else BF16_TOLERANCE
+
+
 def choice(pack_path: Path, ids: Sequence[int], one: int, other: int) -> Choice:
     """Between two ids after `ids`: the further of them from the row's greatest logit counts."""
     with Pack.open(pack_path) as pack:
@@ -54,6 +59,6 @@ def choice(pack_path: Path, ids: Sequence[int], one: int, other: int) -> Choice:
             row = logits(pack, ExpertStore(kernel, cache, counters), list(ids))[-1].double()
         finally:
             kernel.close()
-        tolerance = FP32_TOLERANCE if pack.manifest.dense_dtype == "f32" else BF16_TOLERANCE
+        allowed = 2 * tolerance(pack)
     behind = float(row.max() - torch.minimum(row[one], row[other]))
-    return Choice(behind / float(row.abs().max()), 2 * tolerance)
+    return Choice(behind / float(row.abs().max()), allowed)

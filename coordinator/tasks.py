@@ -1,6 +1,6 @@
-"""Background tasks of one owner: kept from being collected, and ended together.
+"""Tasks that end together: the background tasks of one owner, and waits of which the first to end ends the others.
 
-Invariant: after `cancel` none runs, however many began meanwhile.
+Invariant: after `cancel`, and after `first`, none of them runs, however many began meanwhile.
 """
 
 from __future__ import annotations
@@ -33,3 +33,14 @@ class Tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await asyncio.sleep(0)  # tasks leave the set in the loop's next turn
+
+
+async def first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Until one of them has ended, however it did; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -120,16 +120,9 @@ async def _supervise(
         on_ready(running)
 
     server = await serve_keepers(supervisor, run_dir.socket("supervisor"))
-    life = asyncio.create_task(_live(supervisor, config, run_dir, on_progress, announce))
-    stopping = asyncio.create_task(signals.stop.wait())
     try:
-        await asyncio.wait({life, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if life.done():
-            life.result()  # it ends only by an error
+        await signals.heed(_live(supervisor, config, run_dir, on_progress, announce))
     finally:
-        life.cancel()
-        stopping.cancel()
-        await asyncio.gather(life, stopping, return_exceptions=True)
         await _shut_down(supervisor, config, signals.now)
         await server.stop(0.0)
     if not served:

@@ -26,7 +26,7 @@ from coordinator import limits
 from coordinator.config import Address
 from coordinator.errors import BadAddress
 from coordinator.host.identity import HEAD, Identity, process_name
-from coordinator.tasks import Tasks
+from coordinator.tasks import Tasks, first
 
 _PROCESS = re.compile(r"supervisor|lane-(?:0|[1-9][0-9]{0,2})")
 
@@ -85,22 +85,11 @@ class Gate:
             except OSError:
                 return  # that process does not run: the caller sees a closed connection, as from any dead server
             try:
-                await _both(_copy(reader, inner[1]), _copy(inner[0], writer))
+                await first(_copy(reader, inner[1]), _copy(inner[0], writer))
             finally:
                 inner[1].close()
         finally:
             writer.transport.abort()
-
-
-async def _both(*ways: object) -> None:
-    """Until one direction has ended."""
-    tasks = [asyncio.ensure_future(way) for way in ways]  # type: ignore[call-overload]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -35,6 +35,7 @@ from coordinator.host.startup import OnProgress, check_alive
 from coordinator.host.supervisor import Managed, Supervisor, serve_keepers
 from coordinator.launchers.local import LocalLauncher
 from coordinator.pack_facts import read_fingerprint
+from coordinator.tasks import first
 
 log = structlog.get_logger()
 
@@ -114,24 +115,10 @@ async def run_member(
         await gate.open(config.gate)
         joiner = await ends.enter_async_context(Joiner(config.head, identity, served, config.gate, config.suffix))
         life = _Life(supervisor, config, run_dir, on_progress, on_ready)
-        await _until_told(life, joiner, signals)
+        await signals.heed(life.run(joiner))
         await _in_order(joiner, supervisor, config.drain_s, signals)
     if not life.served:
         raise Interrupted("stopped before it was ready", signals.first)
-
-
-async def _until_told(life: _Life, joiner: Joiner, signals: Signals) -> None:
-    """Until a signal; or an error, of which nothing is left running."""
-    living = asyncio.create_task(life.run(joiner))
-    stopping = asyncio.create_task(signals.stop.wait())
-    try:
-        await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if living.done():
-            living.result()  # it ends only by an error
-    finally:
-        living.cancel()
-        stopping.cancel()
-        await asyncio.gather(living, stopping, return_exceptions=True)
 
 
 async def _in_order(joiner: Joiner, supervisor: Supervisor, drain_s: float, signals: Signals) -> None:
@@ -141,11 +128,7 @@ async def _in_order(joiner: Joiner, supervisor: Supervisor, drain_s: float, sign
         await joiner.leave(drain_s)
         await supervisor.shutdown(0.0)
 
-    work, hurry = asyncio.create_task(orderly()), asyncio.create_task(signals.now.wait())
-    await asyncio.wait({work, hurry}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (work, hurry):
-        task.cancel()
-    await asyncio.gather(work, hurry, return_exceptions=True)
+    await first(orderly(), signals.now.wait())
 
 
 class _Life:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -23,6 +25,18 @@ class Signals:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._received, number)
+
+    async def heed(self, life: Coroutine[Any, Any, None]) -> None:
+        """Run `life`, which ends only by an error, until that error or the first signal; nothing of it is left."""
+        living, stopping = asyncio.create_task(life), asyncio.create_task(self.stop.wait())
+        try:
+            await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if living.done():
+                living.result()
+        finally:
+            living.cancel()
+            stopping.cancel()
+            await asyncio.gather(living, stopping, return_exceptions=True)
 
     def _received(self, number: int) -> None:
         if self.stop.is_set():

@@ -14,9 +14,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from bench.checkpoint import write_checkpoint
+from bench.near_tie import tolerance as tolerance_of
 from bench.tiny_model import PRESETS
 from laneproto.chain import BLOCK_TOKENS
-from lanes.selftest import BF16_TOLERANCE, FP32_TOLERANCE
+from lanes.selftest import BF16_TOLERANCE
 from shared_experts.convert import convert
 from shared_experts.pack import Pack
 from tests.fakes.processes import tiny_pack
@@ -44,14 +45,10 @@ def made(folder, *, drafts=False):
     return folder / "made.pack"
 
 
-def allowed(pack: Path) -> float:
-    with Pack.open(pack) as opened:
-        return FP32_TOLERANCE if opened.manifest.dense_dtype == "f32" else BF16_TOLERANCE
-
-
-def quantised(pack: Path) -> bool:
-    with Pack.open(pack) as opened:
-        return opened.manifest.experts.format != "f32"
+def known(path: Path) -> tuple[float, bool]:
+    """A pack's tolerance, and whether its experts are quantised."""
+    with Pack.open(path) as pack:
+        return tolerance_of(pack), pack.manifest.experts.format != "f32"
 
 
 @pytest.fixture
@@ -111,7 +108,7 @@ def test_a_turn_goes_on_as_a_cold_run(tmp_path, text):
     rng, worst, read_again, edges = np.random.default_rng(7), 0.0, 0, 0
     pack = made(tmp_path)
     with loaded(pack) as (model, store):
-        tolerance = allowed(pack)
+        tolerance, quantised = known(pack)
         warm = Talk(model, store, kept_bytes=KEPT_BYTES, context=CONTEXT)
         for _ in range(CONVERSATIONS):
             whole, lineages = text(rng, model.spec.vocab), Lineages()
@@ -131,7 +128,7 @@ def test_a_turn_goes_on_as_a_cold_run(tmp_path, text):
                 worst, edges = max(worst, off), edges + edge
                 assert warm.states.reserved_bytes <= warm.states.budget_bytes
     assert edges <= CONVERSATIONS * SPLITS // 8
-    assert worst <= tolerance or quantised(pack)
+    assert quantised or worst <= tolerance
     print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {MODEL}: at most {read_again} tokens read again")
     print(f"all bit-equal to the same windows from nothing; logits {worst:.2e} apart, {edges} against another cut")
 
@@ -142,7 +139,7 @@ def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path, text):
     counted = [0, 0]  # drafts, right ones
     pack = made(tmp_path, drafts=True)
     with loaded(pack, drafts=True) as (model, store):
-        tolerance = allowed(pack)
+        tolerance, quantised = known(pack)
         warm, eos = Talk(model, store, kept_bytes=KEPT_BYTES, context=CONTEXT), model.spec.eos_ids[0]
 
         def drafts(coming):
@@ -169,7 +166,7 @@ def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path, text):
                 off, edge = from_cold(model, store, prompt, second, logits, tolerance)
                 worst, edges = max(worst, off), edges + edge
                 assert warm.states.reserved_bytes <= warm.states.budget_bytes
-    assert quantised(pack) or (worst <= tolerance and edges <= CONVERSATIONS * SPLITS // 8)
+    assert quantised or (worst <= tolerance and edges <= CONVERSATIONS * SPLITS // 8)
     assert counted[1] > 0
     print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {MODEL}, {counted[1]} of {counted[0]} drafts right:")
     print(f"at most {read_again} tokens read again; logits {worst:.2e} apart, {edges} against another cut")
