@@ -16,12 +16,12 @@ from typing import Any
 
 import click
 
+from coordinator.cli import host_options
 from coordinator.cli.lane_options import collect, lane_options
 from coordinator.cli.progress import Progress
-from coordinator.cli.values import CLUSTER, HOSTS_AT, SIZE, Parsed
+from coordinator.cli.values import HOSTS_AT, SIZE, Parsed
 from coordinator.config import (
     DEFAULT_PARK,
-    LANES_MAX,
     Address,
     check_pack,
     default_identities,
@@ -85,22 +85,19 @@ def invite(name: str, folder: Path | None, as_json: bool) -> None:
               help="From `cluster invite`. Default: ~/.config/expressway/hosts/host.pem.")  # fmt: skip
 @click.option("--suffix", default="", type=Parsed("name", _parse_suffix), metavar="NAME",
               help="For hosts that share a certificate: this one is then CERTIFICATE.NAME.")  # fmt: skip
-@click.option("--lanes", type=click.IntRange(1, LANES_MAX), default=1, show_default=True, help="Engine processes.")
+@host_options.lanes
 @lane_options
 @click.option("--park", "park_bytes", type=SIZE, default=DEFAULT_PARK, show_default=True, metavar="SIZE",
               help="Of this host, for conversations that left a lane's memory. 0: none.")  # fmt: skip
 @click.option("--park-disk", "park_disk_bytes", type=SIZE, default="0", show_default=True, metavar="SIZE",
               help="Keeps them in the state directory, too. 0: no.")  # fmt: skip
-@click.option(
-    "--cluster", type=CLUSTER, default="default", show_default=True, metavar="NAME", help="Of the run directory."
-)
-@click.option("--cores-per-lane", type=click.IntRange(1), metavar="N", help="Default: all allowed cores, split evenly.")
+@host_options.cluster
+@host_options.cores_per_lane
 @click.option("--drain", "drain_s", type=click.FloatRange(0, 3600), default=10.0, show_default=True, metavar="SECONDS",
               help="How long answers may go on here when told to stop; then others go on with them.")  # fmt: skip
-@click.option("--start-timeout", "start_timeout_s", type=click.FloatRange(1), default=1800.0, show_default=True,
-              metavar="SECONDS", help="Give up when not ready by then.")  # fmt: skip
-@click.option("--log-json", is_flag=True, help="All logs as JSON lines.")
-@click.option("--ready-json", "--json", "ready_json", is_flag=True, help="When ready, one JSON line on stdout.")
+@host_options.start_timeout
+@host_options.log_json
+@host_options.ready_json
 def join(
     pack: Path,
     head: str,

@@ -15,15 +15,15 @@ from typing import Any
 
 import click
 
+from coordinator.cli import host_options
 from coordinator.cli.lane_options import collect, lane_options
 from coordinator.cli.progress import Progress
-from coordinator.cli.values import CLUSTER, GRPC, HOSTS_AT, HTTP, PAGE, SIZE, Parsed
+from coordinator.cli.values import GRPC, HOSTS_AT, HTTP, PAGE, SIZE, Parsed
 from coordinator.config import (
     DEFAULT_GRPC,
     DEFAULT_HTTP,
     DEFAULT_PAGE,
     DEFAULT_PARK,
-    LANES_MAX,
     Address,
     HostDoor,
     ServeConfig,
@@ -44,7 +44,7 @@ from coordinator.tls import named_tls
 
 @click.command()
 @click.argument("pack", type=click.Path(path_type=Path))
-@click.option("--lanes", type=click.IntRange(1, LANES_MAX), default=1, show_default=True, help="Engine processes.")
+@host_options.lanes
 @lane_options
 @click.option("--park", "park_bytes", type=SIZE, default=DEFAULT_PARK, show_default=True, metavar="SIZE",
               help="Host memory for conversations that left a lane's; any lane takes them back. 0: none.")  # fmt: skip
@@ -66,10 +66,8 @@ from coordinator.tls import named_tls
 @click.option("--grpc", type=GRPC, default=DEFAULT_GRPC, show_default=True, metavar="HOST:PORT|unix:PATH")
 @click.option("--page", type=PAGE, default=DEFAULT_PAGE, show_default=True, metavar="HOST:PORT|off",
               help="The live page and /metrics.")  # fmt: skip
-@click.option(
-    "--cluster", type=CLUSTER, default="default", show_default=True, metavar="NAME", help="Of the run directory."
-)
-@click.option("--cores-per-lane", type=click.IntRange(1), metavar="N", help="Default: all allowed cores, split evenly.")
+@host_options.cluster
+@host_options.cores_per_lane
 @click.option("--drain", "drain_s", type=click.FloatRange(0, 3600), default=10.0, show_default=True, metavar="SECONDS",
               help="How long running answers may go on when told to stop.")  # fmt: skip
 @click.option("--trace-requests", metavar="DIR",
@@ -77,10 +75,9 @@ from coordinator.tls import named_tls
               help="A line there for every request that ends: times and counts, never text.")  # fmt: skip
 @click.option("--otlp", metavar="URL", type=Parsed("url", check_otlp),
               help="Send a span of every request to the OpenTelemetry collector at http://HOST:PORT.")  # fmt: skip
-@click.option("--start-timeout", "start_timeout_s", type=click.FloatRange(1), default=1800.0, show_default=True,
-              metavar="SECONDS", help="Give up when not ready by then.")  # fmt: skip
-@click.option("--log-json", is_flag=True, help="All logs as JSON lines.")
-@click.option("--ready-json", "--json", "ready_json", is_flag=True, help="When ready, one JSON line on stdout.")
+@host_options.start_timeout
+@host_options.log_json
+@host_options.ready_json
 def command(
     pack: Path,
     lanes: int,

@@ -133,7 +133,7 @@ class Hosts:
     def client(self, name: str) -> LaneClient:
         """The client of the lane's current life. KeyError for one that is away."""
         host, lane = split(name)
-        roster = self._own if not host else self._hosts[host].roster
+        roster = self._roster(host)
         if roster is None:
             raise KeyError(name)
         return roster.client(lane)
@@ -155,7 +155,7 @@ class Hosts:
     def report_suspect(self, name: str) -> None:
         """No new work for this lane until it gives its next sign of life."""
         host, lane = split(name)
-        roster = self._own if not host else self._hosts[host].roster if host in self._hosts else None
+        roster = self._roster(host)
         if roster is not None:
             roster.report_suspect(lane)
 
@@ -190,12 +190,18 @@ class Hosts:
     def _at(self, name: str) -> tuple[FleetRoster, str]:
         """The roster of a lane, and its name there. `OperationFailed` while its host is away."""
         host, lane = split(name)
-        if not host:
-            return self._own, lane
-        known = self._hosts.get(host)
-        if known is None or known.roster is None:
+        roster = self._roster(host)
+        if roster is None:
+            known = host in self._hosts
             raise OperationFailed(f"host {host!r} is away" if known else f"there is no host {host[:64]!r}")
-        return known.roster, lane
+        return roster, lane
+
+    def _roster(self, host: str) -> FleetRoster | None:
+        """Of this host (""), or of one that has joined; None: it is away, or nobody."""
+        if not host:
+            return self._own
+        known = self._hosts.get(host)
+        return known.roster if known else None
 
     # --- coming and going ---------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from coordinator.tasks import Tasks, first
+
 
 class Wire:
     """Listens on `port` of loopback and passes bytes on to `target`. Use as an async context manager."""
@@ -13,7 +15,7 @@ class Wire:
         self._target = target
         self._whole = asyncio.Event()
         self._whole.set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def __aenter__(self) -> Wire:
         self._server = await asyncio.start_server(self._arrived, "127.0.0.1", 0)
@@ -22,9 +24,7 @@ class Wire:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     def cut(self) -> None:
         self._whole.clear()
@@ -33,22 +33,14 @@ class Wire:
         self._whole.set()
 
     def _arrived(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._pass(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._pass(reader, writer))
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there: asyncio.StreamWriter | None = None
         try:
             await self._whole.wait()
             back, there = await asyncio.open_connection(*self._target)
-            ways = [asyncio.ensure_future(self._copy(*way)) for way in ((reader, there), (back, writer))]
-            try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
+            await first(self._copy(reader, there), self._copy(back, writer))
         except OSError:
             pass
         finally:
