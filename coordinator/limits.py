@@ -120,9 +120,7 @@ HOSTS: Final = 64  # that have joined
 IDENTITY_BYTES: Final = 64 * KIB  # of a host's file of key and certificates
 JOIN_BYTES: Final = 4 * KIB  # of a message of a host
 JOIN_S: Final = 1.0  # between two words of a host to the coordinator
-HOST_SILENT_S: Final = (
-    15.0  # without one, or without its supervisor's answer: its lanes are dead, as LANE_KILL_S has it
-)
+HOST_SILENT_S: Final = LANE_KILL_S  # without one, or without its supervisor's answer: its lanes are dead
 HOST_FORGET_S: Final = 3600.0  # after that its dead lanes are no longer shown
 GATE_BUFFER_BYTES: Final = 64 * KIB
 GATE_HANDSHAKE_S: Final = 5.0

@@ -117,7 +117,7 @@ def test_a_killed_supervisor_takes_everything_along_and_the_next_one_starts_over
 @pytest.mark.slow
 def test_a_stop_waits_for_running_answers_and_a_second_one_does_not(pack):
     with Served(pack, "--drain", 600) as served:
-        address = ("--address", served.grpc, "--prompt-ids", "5,6", "--max-tokens", "30000")
+        address = ("--address", served.grpc, "--prompt-ids", "5,6", "--max-tokens", "30000", "--ignore-eos")
         asking = subprocess.Popen(
             [sys.executable, "-m", "coordinator.cli", "generate", *address], stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, env=served.env,
@@ -197,8 +197,8 @@ def test_generate_with_a_pack_says_what_a_cluster_says_and_leaves_nothing(pack, 
     assert second.stdout == json.loads(first.stdout)["text"] + "\n"
     assert files(env) == []
     asking = subprocess.Popen(
-        [sys.executable, "-m", "coordinator.cli", "generate", pack, "--prompt-ids", "5", "--max-tokens", "30000"],
-        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "coordinator.cli", "generate", pack, "--prompt-ids", "5", "--max-tokens", "30000",
+         "--ignore-eos"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert asking.stdout.read(1)  # it answers
     asking.send_signal(signal.SIGTERM)
