@@ -70,10 +70,17 @@ def rates(job: Job) -> Figures:
     """Ceilings, and the dense bytes of a step: what one token multiplies with, as the lane holds it."""
     config = config_of(job)
     with Pack.open(config.pack) as pack, attach(config.owner, pack.manifest, ATTACH_S) as region:
-        layout = pack.manifest.experts.layout
-        kernel = ExpertKernel(layout, cores=config.cores if config.pinned else None, threads=len(config.cores))
+        cores = config.cores
+        if config.device != "cpu":
+            from lanes.experts.gpu.start import cores_of  # with kernels, which only a GPU lane needs
+
+            engine_core, cores = cores_of(config.cores)
+            if config.pinned:
+                os.sched_setaffinity(0, {engine_core})
+        pinned = cores if config.pinned else None
+        kernel = ExpertKernel(pack.manifest.experts.layout, cores=pinned, threads=len(cores))
         try:
-            found = ceilings.measure(region, kernel, config.device)
+            found = ceilings.measure(region, kernel, config.device, pinned[0] if pinned else None)
         finally:
             kernel.close()
         parameters = Spec.from_config(pack.manifest.config).dense_parameters_per_token()

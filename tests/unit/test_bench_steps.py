@@ -3,6 +3,7 @@
 import json
 import subprocess
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,6 +92,49 @@ def test_ceilings_of_a_cpu_are_read_rates_of_the_region(tmp_path):
         kernel.close()
     assert 1e8 < found.cpu_read < 1e12
     assert found.hbm_copy is found.link is None
+
+
+class Reads:
+    """A kernel that notes what it is asked to read."""
+
+    def __init__(self):
+        self.asked = []
+
+    def read(self, records):
+        self.asked.append(records.tolist())
+        time.sleep(0.001)
+        return 0
+
+
+def test_only_pages_that_were_touched_before_are_timed(monkeypatch):
+    header = SimpleNamespace(layers=3, experts=5, record_bytes=100)
+    region, kernel = SimpleNamespace(header=header, records_address=7), Reads()
+    monkeypatch.setattr(ceilings, "TOUCHED_BYTES", 1000)
+    monkeypatch.setattr(ceilings, "READ_BYTES", 399)
+    found = ceilings.measure(region, kernel, "cpu")
+    touched_before, *rounds = kernel.asked
+    assert len(set(touched_before)) == 10
+    assert set(touched_before) <= set(range(7, 1507, 100))
+    assert touched_before != sorted(touched_before)
+    assert len(rounds) == ceilings.ROUNDS
+    assert {len(records) for records in rounds} == {3}
+    assert {record for records in rounds for record in records} == set(touched_before)  # all of it, in turn: no round finds it in a cache
+    assert 0 < found.cpu_read <= 300 / 0.001
+
+
+def test_rounds_go_on_as_long_as_what_they_run_beside(monkeypatch):
+    header = SimpleNamespace(layers=1, experts=1, record_bytes=100)
+    kernel = Reads()
+    reader = ceilings._Reader(SimpleNamespace(header=header, records_address=0), kernel, None)
+
+    def work():
+        while len(kernel.asked) < 3 * ceilings.ROUNDS:
+            time.sleep(0.001)
+
+    reader.beside(work)
+    assert len(kernel.asked) >= 3 * ceilings.ROUNDS
+    with pytest.raises(OSError, match="no"):
+        reader.beside(lambda: (_ for _ in ()).throw(OSError("no")))
 
 
 def test_a_job_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
