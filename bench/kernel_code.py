@@ -39,6 +39,7 @@ from lanes.kernels import (
     deltanet,
     doorbell,
     experts,
+    fetch,
     grouped,
     index,
     jobs,
@@ -188,6 +189,7 @@ def launch_dense(rows: int) -> None:
     ids = torch.empty(rows, dtype=torch.int64)
     sampling.argmax(torch.empty(rows, 248_320), torch.empty((rows, 122), dtype=torch.int64), ids)
     sampling.uniform(ids, ids, torch.empty(rows, dtype=torch.float64))
+    fetch.fetch(torch.empty(48 * EXPERTS, dtype=torch.int64), torch.empty(48 * EXPERTS, dtype=torch.int64))
 
 
 def launch_fused(rows: int) -> None:

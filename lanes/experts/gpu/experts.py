@@ -35,6 +35,7 @@ from lanes.experts.gpu.workspace import Pairs, Workspace
 from lanes.experts.policy import Ints, Touched
 from lanes.experts.store import Interrupted
 from lanes.kernels import combine, experts, jobs, route
+from lanes.kernels.fetch import fetch
 from lanes.kernels.post import post
 from shared_experts.manifest import ExpertsInfo
 
@@ -258,5 +259,5 @@ class GpuExperts:
         """The device's tables become the cache's, before anything that is enqueued from here on."""
         if self._version != self._cache.version:
             self._version = self._cache.version
-            self._addresses.copy_(torch.from_numpy(self._cache.addresses.view(np.int64)), non_blocking=True)
-            self._resident.copy_(torch.from_numpy(self._cache.resident.view(np.int8)), non_blocking=True)
+            fetch(torch.from_numpy(self._cache.addresses.view(np.int64)), self._addresses)
+            fetch(torch.from_numpy(self._cache.resident.view(np.int8)), self._resident)

@@ -26,6 +26,7 @@ from lanes.experts.gpu.rates import Rates
 from lanes.experts.native import ExpertKernel
 from lanes.experts.share import RELEASED, CpuShare, Tables, block_of
 from lanes.experts.split import I32, cpu_share_table
+from lanes.kernels.fetch import fetch
 from lanes.kernels.post import Inputs
 
 _ALIGNMENT_BYTES = 64
@@ -64,7 +65,8 @@ class Share:
             part(block.x, rows * hidden, torch.float32),
         )
         self.y = part(block.y, pairs * hidden, torch.float32).view(pairs, hidden)
-        self._counts = np.zeros(pairs + 1, np.int32)
+        self._table = torch.zeros(pairs + 1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._counts = self._table.numpy()
         self.cpu_of_misses = torch.zeros(pairs + 1, dtype=torch.int32, device=device)  # the device's
         self._thread = CpuShare(
             kernel, Tables(resident, addresses, self._counts), memory.numpy(), rows, chosen, core=core,
@@ -101,14 +103,14 @@ class Share:
     def search(self, rates: Rates) -> None:
         """Splits by these rates, and from then on by what windows say (lanes.experts.climb)."""
         self._rates, self._climb = rates, Climb()
-        self._set(self._table(rates, 0.0))
+        self._set(self._counts_of(rates, 0.0))
 
-    def _table(self, rates: Rates, bias: float) -> I32:
+    def _counts_of(self, rates: Rates, bias: float) -> I32:
         return cpu_share_table(len(self._counts) - 1, rates.link_us, rates.cpu_us * 2.0**bias, rates.cpu_start_us)
 
     def _set(self, counts: I32) -> None:
         self._counts[:] = counts
-        self.cpu_of_misses.copy_(torch.from_numpy(counts))
+        fetch(self._table, self.cpu_of_misses)
 
     def begin(self, layers: int) -> None:
         """A window of so many layers begins; raises HandshakeLost after an error."""
@@ -129,7 +131,7 @@ class Share:
         if self._rates is not None:
             before, self._climb = self._climb, after(self._climb, rows, window_ns)
             if self._climb.used != before.used:
-                self._set(self._table(self._rates, self._climb.used))
+                self._set(self._counts_of(self._rates, self._climb.used))
             if self._climb.bias != before.bias:
                 self.on_split(self._climb.bias, self.counts)
 

@@ -18,7 +18,7 @@ def test_kernels_compile_without_spills(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     kernels, dense, fused, attention = json.loads(done.stdout)["kernels"].values()
     assert {"quantise", "gate_up", "down", "combine", "route", "jobs", "post", "ring", "wait"} <= set(kernels)
-    assert {"prepare", "rule", "finish", "enter", "best", "uniform"} <= set(dense)
+    assert {"prepare", "rule", "finish", "enter", "best", "uniform", "fetch"} <= set(dense)
     assert {"prepare", "score", "select", "merge_chunks", "attend", "merge_splits"} == set(attention)
     assert {"lower", "lift", "product", "two_products", "enter", "leave"} == set(fused)
     for name, figures in [*kernels.items(), *dense.items(), *fused.items(), *attention.items()]:

@@ -1,4 +1,4 @@
-"""What the host says to a window, in one copy: where it stands, what was accepted of the last one, its rows' values.
+"""What the host says to a window, at once: where it stands, what was accepted of the last one, its rows' values.
 
 Embedding and n-gram rows are looked up by the host, which knows every token before its window. Parts lie one behind the
 other in one buffer on either side. Not here: what is computed from it.

@@ -23,7 +23,6 @@ from lanes.models.errors import WindowError
 from lanes.models.near import Near
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
 from lanes.models.qwen4_exp.gpu.graphs import Graphs
-from lanes.models.qwen4_exp.gpu.inputs import Inputs
 from lanes.models.qwen4_exp.gpu.moe import Launches
 from lanes.models.qwen4_exp.gpu.window import DecodeWindow
 from lanes.models.qwen4_exp.model import Qwen4Exp
@@ -61,7 +60,6 @@ class GpuQwen4Exp:
         self.seat = Seat(inner.state_shape, context_tokens, inner.device)
         on_gpu = inner.device.type == "cuda"
         self._window = DecodeWindow(inner, experts, self.seat)
-        self._said = Inputs.of(inner.spec, "cpu", pinned=on_gpu)
         self._logits = torch.zeros(self._window.logits.shape, pin_memory=on_gpu)
         self._rotary = Rotary(inner.spec.rotary_dim, inner.spec.rope_theta, torch.device("cpu"))
         self._accepted = 0  # rows of the last window that the occupant's state still lacks
@@ -88,7 +86,7 @@ class GpuQwen4Exp:
     def settle(self, state: SequenceState) -> None:
         """Whatever a window still owes this state is in it afterwards."""
         if self._accepted and self.seat.occupant is state:
-            self._say(self._accepted)
+            self._window.said.accepted.fill_(self._accepted)
             self._launches.settle()
             self._wait()  # what was said may be overwritten from here on
         if self.seat.occupant is state:
@@ -117,7 +115,6 @@ class GpuQwen4Exp:
             self.settle(occupant)
         self._inner.erase()
         self._window.erase()
-        self._said.buffer.zero_()
         self._logits.zero_()
 
     def narrow_guesses(self, token_ids: Sequence[int]) -> None:
@@ -146,7 +143,6 @@ class GpuQwen4Exp:
         state.reserve(state.length + rows)
         state.trial = None
         self._fill(window.token_ids, state)
-        self._say(self._accepted)
         self._experts.begin_window(rows)
         self._launches.run(rows)
         self._logits[:rows].copy_(self._window.logits[:rows], non_blocking=True)
@@ -171,7 +167,8 @@ class GpuQwen4Exp:
 
     def _fill(self, token_ids: torch.Tensor, state: SequenceState) -> None:
         """What the window's rows are."""
-        said, rows = self._said, token_ids.shape[0]
+        said, rows = self._window.said, token_ids.shape[0]
+        said.accepted.fill_(self._accepted)
         for number, layer in enumerate(self._inner.ngrams):
             said.ngram[number, :rows] = layer.rows_of(torch.cat((state.context_ids, token_ids)))
         said.length.fill_(state.length)
@@ -180,10 +177,6 @@ class GpuQwen4Exp:
         size = self.spec.index_block_tokens
         for at, part in enumerate((*self._rotary.at(positions), *self._rotary.at(positions // size * size))):
             said.angles[at, :rows] = part
-
-    def _say(self, accepted: int) -> None:
-        self._said.accepted.fill_(accepted)
-        self._window.inputs.buffer.copy_(self._said.buffer, non_blocking=True)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

@@ -1,7 +1,8 @@
 """A decode window, whole: 1 to 4 rows of the seated sequence through every block to logits. Launches only.
 
 `run(rows)` enqueues; it allocates nothing that outlives it, awaits nothing and reads nothing back, so that it can be
-captured as one graph a number of rows. What differs between windows is in `inputs`, on the device.
+captured as one graph a number of rows. What differs between windows the host writes into `said`; the first launch
+brings it into `inputs`, on the device.
 
 Not here: capturing (graphs), what is said to a window and what comes of it (model).
 Invariant: the state in the seat lags one window behind: the rows that `inputs.accepted` counts are brought in first.
@@ -16,6 +17,7 @@ from collections.abc import Callable
 import torch
 
 from lanes.kernels.attention import Angles
+from lanes.kernels.fetch import fetch
 from lanes.models.qwen4_exp.attention import Attention
 from lanes.models.qwen4_exp.deltanet import DeltaNet
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, multiply
@@ -38,6 +40,7 @@ class DecodeWindow:
     def __init__(self, model: Qwen4Exp, experts: Launches, seat: Seat) -> None:
         spec, device, dtype, home = model.spec, model.device, model.dtype, seat.home
         self._spec, self._head = spec, model.head
+        self.said = Inputs.of(spec, "cpu", pinned=device.type == "cuda")
         self.inputs = Inputs.of(spec, device)
         self._streams = Activations.of(spec, device, dtype)
         self._delta = DeltaActivations.of(spec, device, dtype)
@@ -73,6 +76,7 @@ class DecodeWindow:
     @torch.no_grad()
     def run(self, rows: int) -> None:
         """Enqueues the window; `logits[:rows]` and `streams(rows)` are its results."""
+        self._listen()
         a = self._streams.narrow(rows)
         a.x.copy_(self.inputs.embedded[:rows, None].expand_as(a.x))
         a.result.zero_()
@@ -85,6 +89,7 @@ class DecodeWindow:
     @torch.no_grad()
     def settle(self) -> None:
         """Enqueues: the accepted rows of the last window are brought into the seat, and nothing else."""
+        self._listen()
         one = self._delta.narrow(1)
         for each in self._settling:
             if isinstance(each, NgramWindow):
@@ -98,12 +103,15 @@ class DecodeWindow:
             for tensor in part.tensors():
                 tensor.zero_()
         replay = self._replay
-        for tensor in (replay.mixed, replay.decay, replay.beta, self.logits, self.inputs.buffer):
+        for tensor in (replay.mixed, replay.decay, replay.beta, self.logits, self.inputs.buffer, self.said.buffer):
             tensor.zero_()
 
     def streams(self, rows: int) -> torch.Tensor:
         """fp32 [R, S * H]: the residual streams of the last window's rows, until the next window."""
         return self._streams.x[:rows].flatten(1)
+
+    def _listen(self) -> None:
+        fetch(self.said.buffer.view(torch.int32), self.inputs.buffer.view(torch.int32))
 
     def _mixing_step(self, mixer: MixerWindow) -> Callable[[int], None]:
         return lambda rows: mixer.run(self._streams.narrow(rows))
