@@ -67,6 +67,7 @@ class Lane:
     prompter: Lane | None = None  # reads prompts in this one's place
     share: Share | None = None  # of misses, the CPU's
     kept: object = None  # what must live as long as the lane
+    context_tokens: int = CONTEXT  # of each sequence
 
     def close(self) -> None:
         """Ends its threads."""
@@ -75,7 +76,7 @@ class Lane:
 
     def begin(self, ids: Sequence[int]) -> int:
         """The slot of a sequence that has read these ids."""
-        slot = self.states.open(CONTEXT)
+        slot = self.states.open(self.context_tokens)
         if self.prompter is None:
             self.windows(ids, slot, [len(ids)], logits="none")
             return slot
@@ -122,19 +123,20 @@ def small_pack(folder: Path, config: TinyConfig = SMALL, experts: str = "q4g64",
         yield pack
 
 
-def cpu_lane(pack: Pack, *, drafts: bool = False) -> Lane:
+def cpu_lane(pack: Pack, *, drafts: bool = False, context_tokens: int = CONTEXT) -> Lane:
     """As `lanes.startup.cpu_parts` makes it, without a cache."""
     info, counters = pack.manifest.experts, Counters()
     records = FileRecords(pack)
     kernel = ExpertKernel(info.layout, threads=1)
     store = ExpertStore(kernel, ExpertCache(records, info, 0, adaptive, counters), counters)
     model = load_model(pack, store, drafts=drafts)
-    return Lane(model, store, counters, StatePool(model.state_shape, 1 << 30))
+    states = StatePool(model.state_shape, 1 << 30)
+    return Lane(model, store, counters, states, kept=kernel, context_tokens=context_tokens)
 
 
 def gpu_lane(
     pack: Pack, device: str = "cpu", *, slots: int = 0, drafts: bool = False, capture: bool | None = None,
-    dtype: torch.dtype | None = None, shared: bool = False,
+    dtype: torch.dtype | None = None, shared: bool = False, context_tokens: int = CONTEXT,
 ) -> Lane:  # fmt: skip
     """As `lanes.startup_cuda` makes it, with a cache of so many records. Interpreted, it has its prompts read for it:
     that would take minutes."""
@@ -155,6 +157,8 @@ def gpu_lane(
         share = start_share(experts, cache, kernel, records.record_address(0, 0), lambda *_: None).share
     inner = load_model(pack, experts, device=where, dtype=dtype, drafts=drafts)
     assert isinstance(inner, Qwen4Exp)
-    model = GpuQwen4Exp(inner, experts, CONTEXT, capture=device == "cuda" if capture is None else capture)
-    prompter = None if device == "cuda" else cpu_lane(pack, drafts=drafts)
-    return Lane(model, experts, counters, StatePool(model.state_shape, 1 << 30), prompter, share, kernel)
+    captures = device == "cuda" if capture is None else capture
+    model = GpuQwen4Exp(inner, experts, context_tokens, capture=captures)
+    prompter = None if device == "cuda" else cpu_lane(pack, drafts=drafts, context_tokens=context_tokens)
+    states = StatePool(model.state_shape, 1 << 30)
+    return Lane(model, experts, counters, states, prompter, share, kernel, context_tokens)

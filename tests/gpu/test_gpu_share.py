@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from bench.frozen import Frozen
 from lanes.errors import HandshakeLost
 from lanes.experts.gpu import probe
 from lanes.experts.gpu.doorbell import KernelWords, StreamWords
 from tests.fakes.gpu_experts import Captured, Rig
-from tests.fakes.gpu_side import Frozen
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 import triton
 
+from bench import exactness_cases
 from bench import gpu_lane_cases as cases
+from bench.exactness_cases import Ground
 from bench.gpu_lane_rig import CONTEXT, cpu_lane, gpu_lane, small_pack
 from lanes import limits
 from lanes.experts.gpu.pace import LayerPace
@@ -74,6 +76,20 @@ def test_what_is_cached_changes_no_bit(pack):
 @pytest.mark.slow
 def test_what_feeds_a_prompt_changes_no_bit(pack):
     cases.whatever_feeds_a_prompt(pack, "cpu", cases.prompt(pack, 7), rings=(2,), rows=6)
+
+
+@pytest.mark.slow
+def test_a_state_goes_through_bytes_to_another_lane(pack):
+    ids = cases.prompt(pack, 45)
+    assert exactness_cases.parked(Ground(pack, "cpu", ids, 42, 64)).endswith("bytes of 43 tokens")
+
+
+@pytest.mark.slow
+def test_what_rejected_rows_held_changes_no_bit(pack, monkeypatch):
+    """From an open block into the next one, beyond what is read."""
+    monkeypatch.setattr(exactness_cases, "TRIALS", [(3, 1)])
+    ids = cases.prompt(pack, 44)
+    assert exactness_cases.rejected(Ground(pack, "cpu", ids, 41, 64)) == "2 rows"
 
 
 @pytest.mark.slow

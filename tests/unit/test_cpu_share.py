@@ -5,12 +5,13 @@ import time
 import numpy as np
 import pytest
 
+from bench.frozen import Frozen
 from lanes.errors import HandshakeLost
 from lanes.experts.native import ExpertKernel
 from lanes.experts.share import CpuShare, Tables, block_of
 from lanes.experts.split import split
 from tests.fakes.descriptors import threads
-from tests.fakes.gpu_side import Frozen, GpuSide
+from tests.fakes.gpu_side import GpuSide
 from tests.fakes.records import FakeRegion
 
 LAYERS, EXPERTS, ROWS, CHOSEN, HIDDEN, INNER = 3, 12, 4, 3, 96, 64

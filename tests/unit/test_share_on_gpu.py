@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton
 
+from bench.frozen import Frozen
 from lanes.errors import HandshakeLost, StartError
 from lanes.experts.gpu import probe, rates
 from lanes.experts.gpu.doorbell import KernelWords
@@ -16,7 +17,6 @@ from lanes.experts.native import ExpertKernel
 from lanes.experts.split import cpu_share_table
 from lanes.kernels import experts as kernels
 from tests.fakes.gpu_experts import Rig
-from tests.fakes.gpu_side import Frozen
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu")
 

@@ -1,0 +1,390 @@
+"""What a pack's lane on a GPU must hold, row by row of the exactness table: each case returns its figures or raises.
+
+Bit-equal cases compare a lane with itself: whatever is cached, copied, computed by whom, taken up again. Margin-equal
+ones compare other cuts of the same tokens, or the lane on the CPU, and say how far apart logits are: of each row's
+greatest one, the median row, the one in a hundred, the worst. Failures end as an error, in time.
+
+Not here: the command and its table (exactness), the lanes (gpu_lane_rig).
+Letters: T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.frozen import Frozen
+from bench.gpu_lane_cases import bit_equal
+from bench.gpu_lane_rig import Lane, cpu_lane, gpu_lane
+from bench.near_tie import tolerance
+from lanes import limits
+from lanes.errors import HandshakeLost
+from lanes.experts.gpu.experts import GpuExperts
+from lanes.experts.gpu.prompt import Means
+from lanes.experts.store import Interrupted
+from lanes.state import snapshot
+from lanes.state.checkpoint import Checkpoint
+from lanes.state.sequence import SequenceState
+from shared_experts.pack import Pack
+
+RINGS = (1, 2, 3)  # slots
+LOST_S = 15.0  # a lost handshake is an error before that
+# (rows, right ones) of trial windows: every length with every number of right rows.
+TRIALS = [(rows, right) for rows in (2, 3, 4) for right in range(rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """On what the cases run."""
+
+    pack: Pack
+    device: str
+    ids: list[int]
+    prompt: int  # of them; windows read the rest, across the edge at which a query no longer reads everything
+    context_tokens: int
+
+    @property
+    def rest(self) -> list[int]:
+        """What windows read."""
+        return self.ids[self.prompt :]
+
+    def lane(
+        self, *, slots: int = 0, drafts: bool = False, capture: bool | None = None, shared: bool = False
+    ) -> Lane:  # fmt: skip
+        """The lane on the GPU."""
+        return gpu_lane(
+            self.pack, self.device, slots=slots, drafts=drafts, capture=capture, shared=shared,
+            context_tokens=self.context_tokens,
+        )  # fmt: skip
+
+    def cpu(self, *, drafts: bool = False) -> Lane:
+        """The lane on the CPU."""
+        return cpu_lane(self.pack, drafts=drafts, context_tokens=self.context_tokens)
+
+    def said(self, lane: Lane, sizes: Sequence[int] = (1,)) -> torch.Tensor:
+        """Logits [T, V] of the rest, after the prompt in one chunk."""
+        slot = lane.begin(self.ids[: self.prompt])
+        logits = lane.windows(self.rest, slot, sizes)
+        _close(lane, slot)
+        return logits
+
+
+class Apart(AssertionError):
+    """Farther than the tolerance; the text has the figures."""
+
+
+def apart(got: torch.Tensor, want: torch.Tensor, allowed: float) -> str:
+    """How far logits [T, V] are apart; raises Apart over the tolerance, or where a sure token is another one."""
+    scale = want.abs().amax(-1)
+    offs = ((got - want).abs().amax(-1) / scale).nan_to_num(float("inf"))
+    top = want.topk(2, dim=-1)
+    sure = (top.values[:, 0] - top.values[:, 1]) / scale > 2 * allowed
+    other = int((got.argmax(-1) != top.indices[:, 0])[sure].sum())
+    median, most = float(offs.median()), float(offs.max())
+    text = (
+        f"median {median:.1e}, 99th {float(offs.quantile(0.99)):.1e}, most {most:.1e} of scale ({allowed:.0e}), "
+        f"{other} other ids of {int(sure.sum())} sure ones in {len(offs)}"
+    )
+    if most > allowed or other:
+        raise Apart(text)
+    return text
+
+
+def repeats(ground: Ground) -> str:
+    """The same again, and launched one by one where graphs are."""
+    lane = ground.lane()
+    want = ground.said(lane)
+    bit_equal(ground.said(lane), want)
+    if ground.device == "cuda":
+        bit_equal(ground.said(ground.lane(capture=False)), want)
+    return f"{len(want)} tokens"
+
+
+def cached(ground: Ground) -> str:
+    """No expert cached, a tenth, half, all; three times each."""
+    info = ground.pack.manifest.experts
+    every, want, hits = info.layers * info.experts, None, []
+    for slots in (0, max(1, every // 10), every // 2, every):
+        lane = ground.lane(slots=slots)
+        for _ in range(3):  # what the first has cached the next ones hit
+            got = ground.said(lane, [1, 2, 3, 4])
+            bit_equal(got, got if want is None else want)
+            want = got
+        asked = lane.counters.expert_hits + lane.counters.expert_misses
+        hits.append(f"{100 * lane.counters.expert_hits / asked:.0f} %")
+    return "hits " + ", ".join(hits)
+
+
+def shared(ground: Ground) -> str:
+    """None of a layer's misses by the CPU, half, all."""
+    want, lane = ground.said(ground.lane()), ground.lane(shared=True)
+    assert lane.share is not None
+    try:
+        for share in (0.0, 0.5, 1.0):
+            lane.share.split((lane.share.most * share).astype(np.int32))
+            bit_equal(ground.said(lane), want)
+    finally:
+        lane.close()
+    return f"0, 0.5, 1 by {type(lane.share.doorbell).__name__}"
+
+
+def turns(ground: Ground) -> str:
+    """Two sequences by turns in the seat, against each alone."""
+    lane = ground.lane()
+    want, first = ground.said(lane), lane.begin(ground.ids[: ground.prompt])
+    other, got = lane.begin(ground.ids[1 : ground.prompt]), []
+    for token in ground.rest:
+        got.append(lane.windows([token], first, [1]))
+        lane.windows([token], other, [1])
+    bit_equal(torch.cat(got), want)
+    return f"{2 * len(got)} turns"
+
+
+def parked(ground: Ground) -> str:
+    """A state as bytes after some windows, taken back by another lane, goes on as where it stayed."""
+    lanes = [ground.lane(), ground.lane()]
+    at = len(ground.rest) // 2
+    slot = lanes[0].begin(ground.ids[: ground.prompt])
+    lanes[0].windows(ground.rest[:at], slot, [3, 1])
+    state = lanes[0].states[slot]
+    lanes[0].model.settle(state)
+    moved = lanes[1].states.open(ground.context_tokens)
+    copied = _through_bytes(state, lanes[1].states[moved])
+    want = lanes[0].windows(ground.rest[at:], slot, [2, 1])
+    bit_equal(lanes[1].windows(ground.rest[at:], moved, [2, 1]), want)
+    return f"{copied} bytes of {ground.prompt + at} tokens"
+
+
+def _through_bytes(state: SequenceState, into: SequenceState) -> int:
+    kept, tokens = Checkpoint.of(state), state.length
+    into.reserve(tokens)
+    count = 0
+    for page in range(-(-tokens // limits.PAGE_TOKENS)):
+        first, end = snapshot.page_range(page, tokens)
+        data = snapshot.pack(state.rows(first, end))
+        snapshot.unpack_page(data, into, first, end, end)
+        count += data.nbytes
+    data = snapshot.pack(kept.tensors)
+    snapshot.unpack_fixed(data, into)
+    kept.into(into)
+    return count + data.nbytes
+
+
+def rejected(ground: Ground) -> str:
+    """What rejected rows held changes nothing: right tokens and wrong ones (the end of sequence among them), at every
+    position, of every length, dropped windows too."""
+    lane, windows = ground.lane(), 0
+    for rows, right in TRIALS:
+        for shift in range(max(1, right)):
+            took, dropped = _trials(lane, ground, rows, right, shift, wrong=False)
+            for got, want in zip(_trials(lane, ground, rows, right, shift, wrong=True), (took, dropped), strict=True):
+                bit_equal(got, want)
+            windows += 2 * len(took)
+    return f"{windows} rows"
+
+
+def _trials(
+    lane: Lane, ground: Ground, rows: int, right: int, shift: int, *, wrong: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [T, V] of the rows that were kept, and of the first row of each window that was not (of one row, if
+    none)."""
+    end, vocab = ground.ids, int(str(ground.pack.manifest.config["vocab_size"]))
+    eos = int(str(ground.pack.manifest.config.get("eos_token_id", 0)))
+    slot, at, out, dropped = lane.begin(end[: ground.prompt]), ground.prompt, [], []
+    if shift:
+        out.append(lane.windows(end[at : at + shift], slot, [1]))
+        at += shift
+    while at + rows <= len(end):
+        ids, kept = end[at : at + rows], max(1, right)
+        if wrong:
+            ids = [
+                *ids[:kept],
+                *(eos if (at + n) % 3 == 0 else (token + 7) % vocab for n, token in enumerate(ids[kept:])),
+            ]
+        logits = lane.trial(ids, slot, right)
+        if right:
+            out.append(logits[:right])
+        else:
+            dropped.append(logits[:1])
+            out.append(lane.windows(end[at : at + 1], slot, [1]))
+        at += kept
+    _close(lane, slot)
+    return torch.cat(out), torch.cat(dropped or out[:1])
+
+
+def prompts(ground: Ground) -> str:
+    """In place, and copied as chosen or ahead through rings of 1 to 3 slots, after a cancel before any layer, on a new
+    lane: for each size of chunk the same bits."""
+    info, copied = ground.pack.manifest.experts, 0
+    layers = info.layers - info.draft_layers
+    for rows in (ground.prompt, ground.prompt // 3):
+        want = _read(ground.lane(), ground, rows)
+        for ahead, slots in itertools.product((False, True), RINGS):
+            lane = ground.lane(slots=8 * slots)
+            lane.prompter = None
+            assert isinstance(lane.experts, GpuExperts)
+            means = Means(ahead=ahead, slots=slots)
+            lane.experts.feeding = lambda _, means=means: means  # type: ignore[misc]
+            for before in range(layers if slots == RINGS[-1] and rows == ground.prompt else 1):
+                if before:
+                    _cancelled(lane, ground, before)
+                bit_equal(_read(lane, ground, rows), want)
+            copied += lane.counters.streamed_bytes // info.record_bytes
+    return f"{copied} records copied"
+
+
+def _read(lane: Lane, ground: Ground, rows: int) -> torch.Tensor:
+    """Logits of a prompt's last row, in chunks of so many rows, and of one more token."""
+    lane.prompter = None
+    slot, ids = lane.states.open(ground.context_tokens), ground.ids[: ground.prompt]
+    cut = (len(ids) - 1) // rows * rows
+    if cut:
+        lane.windows(ids[:cut], slot, [rows], logits="none")
+    first = lane.windows(ids[cut:], slot, [rows], logits="last")
+    second = lane.windows(ground.rest[:1], slot, [1])
+    _close(lane, slot)
+    return torch.cat((first, second))
+
+
+def _cancelled(lane: Lane, ground: Ground, layers: int) -> None:
+    """A prompt that is left before that layer, as the runner leaves one."""
+    left = iter([False] * layers)
+    lane.experts.stopped = lambda: next(left, True)
+    slot = lane.states.open(ground.context_tokens)
+    with contextlib.suppress(Interrupted):
+        lane.windows(ground.ids[: ground.prompt], slot, [ground.prompt], logits="last")
+        raise AssertionError("nobody stopped")
+    lane.experts.stopped = lambda: False
+    lane.experts.end_window()
+    lane.states.close(slot)
+
+
+def sizes(ground: Ground) -> str:
+    """Windows of two, three and four rows against single ones."""
+    lane = ground.lane()
+    want = ground.said(lane)
+    got = torch.cat([ground.said(lane, [rows]) for rows in (2, 3, 4)])
+    return apart(got, want.repeat(3, 1), tolerance(ground.pack))
+
+
+def drafted(ground: Ground) -> str:
+    """Trial windows of every length and outcome against single rows."""
+    lane = ground.lane()
+    want, got = ground.said(lane), []
+    for rows, right in TRIALS:
+        got.append(_trials(lane, ground, rows, right, 0, wrong=True)[0])
+    return apart(torch.cat(got), torch.cat([want[: len(each)] for each in got]), tolerance(ground.pack))
+
+
+def chunks(ground: Ground) -> str:
+    """A prompt in chunks of other sizes, then single rows."""
+    lane, got = ground.lane(), []
+    want = ground.said(lane)
+    for rows in (ground.prompt // 2, ground.prompt // 3, 64, 17):
+        slot = lane.states.open(ground.context_tokens)
+        lane.windows(ground.ids[: ground.prompt], slot, [rows], logits="none")
+        got.append(lane.windows(ground.rest, slot, [1]))
+        _close(lane, slot)
+    return apart(torch.cat(got), want.repeat(len(got), 1), tolerance(ground.pack))
+
+
+def against_the_cpu(ground: Ground) -> str:
+    """The lane on the CPU, every window size."""
+    mixed = (1, 2, 3, 4, 4, 1, 3)
+    return apart(ground.said(ground.lane(), mixed), ground.said(ground.cpu(), mixed), tolerance(ground.pack))
+
+
+def guesses(ground: Ground) -> str:
+    """The draft layer's guesses after windows and trial windows, as on the CPU."""
+    found = []
+    for lane in (ground.lane(drafts=True), ground.cpu(drafts=True)):
+        slot, rows = lane.begin(ground.ids[: ground.prompt]), []
+        for at in range(ground.prompt, len(ground.ids) - 2, 2):
+            rows += [lane.model.guess(lane.states[slot], ground.ids[at + n], n).cpu().clone() for n in range(3)]
+            lane.experts.end_window()
+            lane.trial([ground.ids[at], ground.ids[at + 1], 5], slot, 2)
+        found.append(torch.stack(rows))
+    return apart(found[0], found[1], tolerance(ground.pack))
+
+
+def not_finite(ground: Ground) -> str:
+    """One expert's record overwritten with NaN: logits are as ever until a token chooses it, then not finite."""
+    info, used = ground.pack.manifest.experts, list[set[int]]()
+    lane = ground.lane()
+    lane.experts.recorder = lambda touched: used.append(set(touched.keys.tolist()))
+    want = _alone(lane, ground)
+    place = next(at for at in range(2, len(used)) if used[at] - set[int]().union(*used[:at]))
+    expert = min(used[place] - set[int]().union(*used[:place]))
+    with tempfile.TemporaryDirectory() as folder:
+        poisoned = Path(folder) / "pack"
+        shutil.copytree(ground.pack.path, poisoned)
+        with (poisoned / ground.pack.experts_path.name).open("r+b") as file:
+            file.seek(expert * info.record_bytes)
+            file.write(b"\x7e" * info.record_bytes)  # any two of these bytes are an fp16 NaN
+        with Pack.open(poisoned) as pack:
+            got = _alone(replace(ground, pack=pack).lane(), ground)
+    bit_equal(got[:place], want[:place])
+    assert not got[place].isfinite().all(), "a NaN was lost on its way"
+    return f"expert {expert % info.experts} of layer {expert // info.experts}, from token {place} on"
+
+
+def _alone(lane: Lane, ground: Ground) -> torch.Tensor:
+    """Logits [T, V] of the first tokens of the rest, after nothing."""
+    slot = lane.states.open(ground.context_tokens)
+    logits = lane.windows(ground.rest[:8], slot, [1])
+    _close(lane, slot)
+    return logits
+
+
+def lost_thread(ground: Ground) -> str:
+    """The CPU share's thread stands still within a window: an error in time, no hang."""
+    lane = ground.lane(shared=True)
+    assert lane.share is not None
+    lane.share.split(lane.share.most)
+    slot = lane.begin(ground.ids[: ground.prompt])
+    lane.windows(ground.rest[:1], slot, [1])
+    frozen, began = Frozen(), time.monotonic()
+    try:
+        lane.windows(ground.rest[1:2], slot, [1])
+    except HandshakeLost as error:
+        took = time.monotonic() - began
+        assert took < LOST_S, f"after {took:.1f} s"
+        return f"{error.code} after {took:.1f} s"
+    finally:
+        frozen.thaw()
+        lane.close()
+    raise AssertionError("nobody noticed")
+
+
+def _close(lane: Lane, slot: int) -> None:
+    lane.model.settle(lane.states[slot])
+    lane.states.close(slot)
+
+
+Case = Callable[[Ground], str]
+BITS: dict[str, Case] = {
+    "repeat, graphs and launches": repeats,
+    "cache 0, 10 %, 50 %, all": cached,
+    "CPU share of misses": shared,
+    "turns in the seat": turns,
+    "parked, another lane": parked,
+    "rejected rows": rejected,
+    "prompt: rings, cancels, new lane": prompts,
+}
+MARGINS: dict[str, Case] = {
+    "windows of 1 to 4 rows": sizes,
+    "drafts on and off": drafted,
+    "chunk sizes": chunks,
+    "lane on the CPU": against_the_cpu,
+    "guesses as on the CPU": guesses,
+}
+FAILURES: dict[str, Case] = {"a NaN in one expert": not_finite, "the share's thread lost": lost_thread}
