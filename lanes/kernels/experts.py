@@ -24,12 +24,12 @@ from lanes.kernels.arithmetic import CHAINS, dot4_signed, dot4_unsigned, fma, ga
 from shared_experts.layout import PART_ALIGNMENT_BYTES, RecordLayout
 
 MOST_ROWS = 4
-# Gate-up: eight weight rows of each matrix and 128 threads make a step of q4g64 a 16-byte load per thread and matrix;
-# ten experts of 2,560 x 640 are 800 programs of 40 registers: six on every one of 132 multiprocessors, all at once.
-# Small scale tensors (fewer than the threads) are loaded where they are used instead of passing through shared memory.
-GATE_TILE, GATE_WARPS = 8, 4
-# Down: 32 rows a program, also 800, because each quantises the whole intermediate again (640 values, 2.5 a thread).
-DOWN_TILE, DOWN_WARPS = 32, 8
+# (Weight rows, warps) of a program, by how many rows a window has: measured on an H200 (bench.gpu_kernels sweeps them).
+# 128 threads make a step of q4g64 a 16-byte load per thread and matrix for every eight weight rows. Small scale tensors
+# (fewer than the threads) are loaded where they are used instead of passing through shared memory. One row takes larger
+# tiles, as many programs of them as fit at once; several rows hold as many sums each and would have too few programs.
+GATE_TILES = ((16, 4), (8, 4))  # of one row, of more
+DOWN_TILES = ((64, 4), (32, 8))
 ALIGNED = tl.constexpr(PART_ALIGNMENT_BYTES)
 
 
@@ -64,24 +64,29 @@ def quantise_rows(x: torch.Tensor, rows: QuantisedRows, group: int) -> None:
 def gate_up(layout: RecordLayout, addresses: torch.Tensor, jobs: Jobs, x: QuantisedRows, h: torch.Tensor) -> None:
     """h[p] = gate(gate dots, up dots) of every pair of the jobs; addresses int64 [E] of one layer, h fp32 [P, I]."""
     rows, chosen = _sizes(layout, jobs)
-    grid = (triton.cdiv(layout.intermediate, GATE_TILE), jobs.expert.shape[0])
+    tile, warps = GATE_TILES[rows > 1]
+    assert layout.intermediate % tile == 0, "groups are multiples of 32"
+    grid = (layout.intermediate // tile, jobs.expert.shape[0])
     _gate_up[grid](
         addresses, jobs.expert, jobs.pairs, x.q, x.scale, x.correction, h,
         CODES=layout.gate_up_codes, SCALES=layout.gate_up_scales, H=layout.hidden, I=layout.intermediate,
         G=layout.format.group, BITS=layout.format.bits, K=chosen, R=rows, M=triton.next_power_of_2(rows),
-        TILE=GATE_TILE, num_warps=GATE_WARPS, enable_fp_fusion=False, **early.options(),
+        TILE=tile, num_warps=warps, enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
 
 
 def down(layout: RecordLayout, addresses: torch.Tensor, jobs: Jobs, h: torch.Tensor, y: torch.Tensor) -> None:
     """y[p] = down dots of h[p], quantised here, of every pair of the jobs; y fp32 [P, H]."""
     rows, _ = _sizes(layout, jobs)
-    grid = (triton.cdiv(layout.hidden, DOWN_TILE), jobs.expert.shape[0])
+    tile, warps = DOWN_TILES[rows > 1]
+    if layout.hidden % tile:  # sizes are multiples of 32
+        tile = 32
+    grid = (layout.hidden // tile, jobs.expert.shape[0])
     _down[grid](
         addresses, jobs.expert, jobs.pairs, h, y,
         CODES=layout.down_codes, SCALES=layout.down_scales, H=layout.hidden, I=layout.intermediate,
-        G=layout.format.group, BITS=layout.format.bits, R=rows, M=triton.next_power_of_2(rows), TILE=DOWN_TILE,
-        num_warps=DOWN_WARPS, enable_fp_fusion=False, **early.options(),
+        G=layout.format.group, BITS=layout.format.bits, R=rows, M=triton.next_power_of_2(rows), TILE=tile,
+        num_warps=warps, enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
 
 
@@ -90,7 +95,6 @@ def _sizes(layout: RecordLayout, jobs: Jobs) -> tuple[int, int]:
     most, rows = jobs.pairs.shape
     assert 1 <= rows <= MOST_ROWS, rows
     assert layout.format.group, "f32 records have no GPU kernel"
-    assert layout.intermediate % GATE_TILE == layout.hidden % DOWN_TILE == 0, "groups are multiples of 32"
     return rows, most // rows
 
 

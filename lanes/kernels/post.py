@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lanes.kernels import early
 from lanes.kernels.experts import QuantisedRows, quantise_groups
 
 
@@ -39,15 +40,16 @@ def post(
     _post[(triton.cdiv(groups, 8), count)](
         x, ids, rows.q, rows.scale, rows.correction, log, head, to_ids, to_x, layer, GROUPS=groups, G=group,
         K=ids.shape[1], KP=triton.next_power_of_2(ids.shape[1]), SHARED=inputs is not None, num_warps=4,
-        enable_fp_fusion=False,
+        enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["layer"])
 def _post(
     x, ids, q, scale, correction, log, head, to_ids, to_x, layer, GROUPS: tl.constexpr, G: tl.constexpr,
-    K: tl.constexpr, KP: tl.constexpr, SHARED: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, SHARED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    early.behind(EARLY)
     row = tl.program_id(1)
     values, at, inside = quantise_groups(x, q, scale, correction, GROUPS, G)
     if SHARED:

@@ -64,16 +64,17 @@ def _route(
     x = tl.load(logits + r[:, None] * stride + e[None, :], mask=inside, other=float("-inf"))  # [RP, EP]
     x = tl.where((r < R)[:, None], x, 0.0)
 
-    # One integer key each, no two equal: ordered as the value, then the lower id first. + 0.0 makes -0 equal to 0.
+    # Ordered as values are; + 0.0 makes -0 equal to 0. Two searches of 32 bits, the greatest and the lowest id that has
+    # it, each take a warp one instruction where one search of 64 takes ten.
+    least: tl.constexpr = -(1 << 31)  # of no value
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     bits = tl.where(x == x, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
-    key = (bits.to(tl.int64) << 32) | (EP - 1 - e).to(tl.int64)[None, :]
-    key = tl.where(inside, key, -(1 << 63))
-    left = key
+    left = tl.where(inside, bits, least)
     for _ in tl.static_range(K):
         best = tl.max(left, axis=1)
-        left = tl.where(left == best[:, None], -(1 << 63), left)
-    chosen = (left != key) & inside  # [RP, EP]
+        first = tl.min(tl.where(left == best[:, None], e[None, :], EP), axis=1)
+        left = tl.where(e[None, :] == first[:, None], least, left)
+    chosen = (left == least) & inside  # [RP, EP]
 
     highest = tl.max(x, axis=1)
     p = tl.exp(x - highest[:, None])

@@ -37,8 +37,8 @@ def pack(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def large_tiles(monkeypatch):
-    monkeypatch.setattr(experts, "GATE_TILE", 64)
-    monkeypatch.setattr(experts, "DOWN_TILE", 64)
+    monkeypatch.setattr(experts, "GATE_TILES", ((64, 4),) * 2)
+    monkeypatch.setattr(experts, "DOWN_TILES", ((64, 4),) * 2)
     monkeypatch.setattr(products, "PROGRAMS", 1)
 
 

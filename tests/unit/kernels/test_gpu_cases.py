@@ -21,8 +21,10 @@ SMALL = Sizes(
 
 @pytest.fixture
 def few_programs(monkeypatch):
-    for module, name in ((experts, "GATE_TILE"), (experts, "DOWN_TILE"), (combine, "COLUMNS"), (sampling, "BLOCK")):
+    for module, name in ((combine, "COLUMNS"), (sampling, "BLOCK")):
         monkeypatch.setattr(module, name, 64)
+    for name in ("GATE_TILES", "DOWN_TILES"):
+        monkeypatch.setattr(experts, name, ((64, 4),) * 2)
 
 
 @pytest.mark.parametrize("rows", [1, 2])

@@ -30,7 +30,6 @@ def test_kernels_compile_without_spills(tmp_path):
         assert kernels[name]["loads_16_bytes"] > 0, "the alignment of records was lost"
         assert kernels[name]["integer_dots"] > 0
     assert attention["attend"]["loads_16_bytes"] >= 32, "keys and values are not read 16 bytes at a time"
-    assert kernels["gate_up"]["barriers"] <= 2, "codes go through shared memory"
 
 
 @pytest.mark.slow

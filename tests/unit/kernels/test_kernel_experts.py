@@ -14,8 +14,8 @@ def few_programs(monkeypatch):
     """The largest tiles that fit: the interpreter takes its time for each program, whatever its size."""
 
     def set_tiles(hidden: int, inner: int) -> None:
-        monkeypatch.setattr(experts, "GATE_TILE", inner & -inner)
-        monkeypatch.setattr(experts, "DOWN_TILE", hidden & -hidden)
+        monkeypatch.setattr(experts, "GATE_TILES", ((inner & -inner, 4),) * 2)
+        monkeypatch.setattr(experts, "DOWN_TILES", ((hidden & -hidden, 4),) * 2)
 
     return set_tiles
 

@@ -10,10 +10,13 @@ from typing import Self
 
 import torch
 
+from lanes.kernels import products
 from lanes.models.ops import product
 from lanes.models.qwen4_exp.spec import Spec
 
 MOST_ROWS = 4
+FEW_ROWS = 2  # up to here our product of a matrix is the faster one (bench.gpu_kernels)
+MOST_OUTPUTS = 1 << 16
 
 
 class Narrowing:
@@ -58,9 +61,15 @@ class Activations(Narrowing):
 
 
 def multiply(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
-    """out fp32 [R, N] = x [R, D], of the matrix's type, times matrix [N, D] transposed: `lanes.models.ops.product`."""
+    """out fp32 [R, N] = x [R, D], of the matrix's type, times matrix [N, D] transposed: `lanes.models.ops.product`.
+
+    For one or two rows by our own kernel, which begins to read the matrix while the launch in front still runs; of the
+    largest matrices cuBLAS reads as fast as memory gives.
+    """
     if not matrix.is_cuda:
         out.copy_(product(x, matrix))
+    elif len(x) <= FEW_ROWS and len(matrix) <= MOST_OUTPUTS and matrix.dtype != torch.float32:
+        products.product(x, matrix, out)
     elif matrix.dtype == torch.float32:
         torch.mm(x, matrix.t(), out=out)
     else:
