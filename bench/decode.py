@@ -123,6 +123,10 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
             points = [{"forced": True, **point} for point in (found or {"points": []})["points"]]
         first_budget = [*options, "--vram-budget", chosen.vram_budget[0]]
         kernels = jobs.run("kernels", "kernels", first_budget, **common) if chosen.kernels else None
+        drafted = None
+        if chosen.drafted:
+            shares = [int(share) / 100 for share in chosen.drafted.split(",")]
+            drafted = jobs.run("drafted", "drafted", first_budget, **common, shares=shares)
         after = jobs.run("ceilings after", "ceilings", [*options, "--vram-budget", "0"])
     looks = [look for look in (before, after) if look is not None]
     # Neighbours only ever make memory look slower: of two looks the better one is nearer to what it can deliver.
@@ -139,8 +143,8 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
         "ceilings_looks_gb_per_s": [
             {name: round(rate / 1e9, 2) for name, rate in look["bytes_per_s"].items()} for look in looks
         ],
-        "gpu": kernels, "dense_bytes_per_step": dense_bytes, "cores": looks[0]["cores"] if looks else None,
-        "failed": jobs.failed,
+        "gpu": kernels, "drafted": drafted, "dense_bytes_per_step": dense_bytes,
+        "cores": looks[0]["cores"] if looks else None, "failed": jobs.failed,
     }  # fmt: skip
 
 
@@ -165,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--forced", default=FORCED, help=f"hit rates in percent; empty: none (default: {FORCED})")
     parser.add_argument("--forced-budget", metavar="BYTES", help="of the lane at forced rates (default: all experts)")
     parser.add_argument("--kernels", action="store_true", help="GPU: also some steps by kernel, in a lane of their own")
+    parser.add_argument("--drafted", metavar="LIST", help="also with drafts that are right so often, in percent")
     parser.add_argument("--prefill-chunk", type=int, metavar="ROWS", help="of the lane (default: its own)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="that make the model")
     parser.add_argument(

@@ -4,6 +4,7 @@
     adaptive   one conversation along the walk: the lane as it is, under its cache policy
     forced     the same stretch at hit rates that are forced (`forced`)
     kernels    on a GPU: a few steps more, by kernel (`step_kernels`)
+    drafted    what drafts bring at injected acceptances (`drafted`)
 
 A process each, so that a lane's memory, device and threads are its own. Not here: the region (bench.decode holds it).
 """
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import ceilings
+from bench import ceilings, drafted
 from bench.cache_policy import SWAPS, profile, recorded, run
 from bench.forced import Held, hottest
 from bench.own_lane import Answered, OwnLane, started
@@ -185,6 +186,16 @@ def by_kernel(job: Job) -> Figures:
         return grouped(device_us(lambda: lane.ask(ids, steps)), steps)
 
 
+def with_drafts(job: Job) -> Figures:
+    """After a warm-up, the next stretch without drafts and with an oracle's."""
+    order, start, prompt, warm = walk_of(job), number(job, "start"), number(job, "prompt"), number(job, "warm")
+    shares = job["shares"]
+    assert isinstance(shares, list)
+    with started(options_of(job)) as lane:
+        lane.ask(order.stretch(start, prompt), warm)
+        return drafted.measured(lane, order, start + prompt + warm, prompt, number(job, "tokens"), shares, rounds=3)
+
+
 def settle(lane: OwnLane, held: Held, ids: list[int], tokens: int) -> int:
     """Asks until all wanted experts are in the cache, or no more get in; returns how often."""
     for passes in range(MOST_PASSES):
@@ -202,6 +213,7 @@ KINDS: dict[str, Callable[[Job], Figures]] = {
     "adaptive": walked,
     "forced": at_forced_rates,
     "kernels": by_kernel,
+    "drafted": with_drafts,
 }
 
 

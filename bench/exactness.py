@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not triton.knobs.runtime.interpret:
             parser.error("on the CPU kernels are interpreted: set TRITON_INTERPRET=1")
         # Of the interpreter's time most goes into programs; results do not depend on how many there are.
-        experts.GATE_TILE = experts.DOWN_TILE = 64
+        experts.GATE_TILES = experts.DOWN_TILES = ((64, 4),) * 2
         products.PROGRAMS = 1
     words = [word for word in options.only.split(",") if word] or (INTERPRETED if options.device == "cpu" else [""])
     results: dict[str, dict[str, object]] = {}

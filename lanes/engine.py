@@ -81,10 +81,10 @@ class Engine:
         self._counters = counters
         self._watch = StepWatch()
         self._published = counters.snapshot()
-        self._drafter = drafter or Drafter(0)
+        self.drafter = drafter or Drafter(0)
         self._steps = Steps(
             runner, counters, self._watch, prefill_chunk_rows=prefill_chunk_rows, windows_up_to=windows_up_to,
-            steered=steered, drafter=self._drafter, grammars=grammars, publish=self._publish,
+            steered=steered, drafter=self.drafter, grammars=grammars, publish=self._publish,
         )  # fmt: skip
         self._visitor_tokens = visitor_tokens
         self._clock = clock
@@ -155,7 +155,7 @@ class Engine:
         with self._changed:
             request_ids = tuple(one.request.request_id for one in self._accepted)
             state = "draining" if self._draining or self._stopping else "busy" if request_ids else "ready"
-            windows_ns = self._drafter.beliefs.windows_ns
+            windows_ns = self.drafter.beliefs.windows_ns
             return Status(state, request_ids, self._published, self._watch.step, self._watch.times, windows_ns)
 
     def _run(self) -> None:
