@@ -103,6 +103,7 @@ def whatever_is_cached(pack: Pack, device: str, ids: Sequence[int]) -> str:
             got = spoken(lane, ids)
             bit_equal(got, want if want is not None else got)
             want = got
+        lane.experts.settle()
         asked = lane.counters.expert_hits + lane.counters.expert_misses
         hits.append(f"{slots} slots {100 * lane.counters.expert_hits / asked:.0f} %")
     return "hits: " + ", ".join(hits)

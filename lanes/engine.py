@@ -191,6 +191,7 @@ class Engine:
             accepted = tuple(self._accepted)
         for generation in accepted:
             if generation not in visit.running:
+                self._runner.settle()  # what was counted is whose windows it were
                 generation.before = self._counters.snapshot()
                 visit.running[generation] = self._steps.of(generation)
                 visit.turns = Turns(generation.request.alone_ms * 1_000_000)
@@ -210,6 +211,8 @@ class Engine:
             self._end(generation, over.value)
         else:
             visit.turns.took(self._clock() - began_ns, visitor=visitor)
+        if others:
+            self._runner.settle()
         with self._changed:
             waiting = [one for one in self._accepted if one is not generation and one.begun.slot < 0]
         for one in waiting:

@@ -56,6 +56,9 @@ class Runner(Protocol):
     def end_window(self) -> None:
         """The safe point after a window."""
 
+    def settle(self) -> None:
+        """At a safe point: what windows have left for later is done, and their counters are whole."""
+
     def idle(self) -> bool:
         """A small step of what can be done while nothing runs; False when there is nothing to do for now."""
 
@@ -102,6 +105,9 @@ class Experts(Protocol):
 
     def end_window(self) -> None:
         """The safe point after a window."""
+
+    def settle(self) -> None:
+        """Whatever `end_window` has left for later."""
 
 
 class ModelRunner:
@@ -174,6 +180,10 @@ class ModelRunner:
         self._experts.end_window()
         self._conversations.background(limits.PARK_BYTES_PER_STEP)
 
+    def settle(self) -> None:
+        """Lets the experts finish."""
+        self._experts.settle()
+
     def idle(self) -> bool:
         """Parks what waits, a step at a time."""
         return self._conversations.idle()
@@ -181,6 +191,7 @@ class ModelRunner:
     def end(self, slot: int) -> None:
         """The conversation waits, a begun sequence's slot closes; what was still read ahead is given up."""
         self._model.forget_hints()
+        self._experts.settle()
         if (trial := self._states[slot].trial) is not None:
             trial.erase()
             self._states[slot].trial = None

@@ -3,16 +3,21 @@
 Not here: which experts deserve a slot (policy), the slots' memory (slots), what is computed from records (store). On a
 CPU lane slots are private memory, so that budget, policy and counters are real there too.
 
+    turn(touched)     between windows: what has arrived, the policy's plan, its drops and copies, all at once
+    pause(touched)    between windows: what has arrived, and the drops that were planned while the window ran
+    think()           while the next window runs: copies of what is admitted; the policy, over what the last one touched
+    settle()          between windows: whatever `pause` has put off
+
 Invariant: `addresses[layer, expert]` is the slot of a resident expert, else its place in the shared region; both hold
-the same bytes. The table changes in `turn` only, which the engine calls between windows. An admitted expert is resident
-from the first `turn` that finds its copy done: at once where copying is synchronous, windows later where it runs beside
-them. Its slot is its own from the beginning.
+the same bytes. The table changes in `turn`, `pause`, `settle` and `lend` only, which the engine calls between windows.
+An admitted expert is resident from the first of them that finds its copy done: at once where copying is synchronous,
+windows later where it runs beside them. Its slot is its own from the beginning.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -40,6 +45,20 @@ class Cached:
     layer_experts: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Thought:
+    """What a window is to be thought about with: things as they were at its end."""
+
+    touched: Callable[[], Touched]
+    policy: Policy
+    budget: Budget
+    unused: npt.NDArray[np.bool_]  # [N]
+
+
+_NO_KEYS = np.empty(0, np.int64)
+_NO_PLAN = Plan(_NO_KEYS, _NO_KEYS)
+
+
 class ExpertCache:
     """Slots for as many records as the budget holds; 0 is allowed and keeps nothing."""
 
@@ -65,7 +84,10 @@ class ExpertCache:
         self._budget = Budget(room, max(1, (swap_bytes or self._slots.swap_bytes) // record_bytes))
         self._free = list(range(room - 1, -1, -1))  # the lowest slot is taken first
         self._slot = np.full(layers * experts, -1, np.int64)
-        self._coming: list[tuple[Arrival, Ints]] = []  # copies under way, the oldest first
+        self._coming: list[tuple[Arrival, Ints, Ints]] = []  # copies under way, of keys to slots, the oldest first
+        self._due: list[tuple[Mark, Ints, Ints]] = []  # copies that `think` begins
+        self._owed: _Thought | None = None
+        self._plan = _NO_PLAN  # the policy counts on it, the table does not have it yet
         self._unused = np.zeros(layers * experts, np.bool_)  # made resident, and used by no window since
         # Of every key, in the region. Records stand at equal distances: one look-up and a multiplication instead of
         # 24,576 calls.
@@ -80,21 +102,42 @@ class ExpertCache:
 
     def turn(self, touched: Touched) -> None:
         """The safe point after a window: publishes what has arrived, asks the policy, drops, begins copies."""
-        if self._budget.slots == 0:
-            return
-        counters = self._counters
-        proven = touched.keys[self._unused[touched.keys]]
-        self._unused[proven] = False
-        counters.cache_admitted_hits += proven.shape[0]
+        self.pause(lambda: touched)
+        self.settle()
+
+    def pause(self, touched: Callable[[], Touched]) -> None:
+        """The safe point after a window, made short: what `think` asks `touched` for comes into the next one's table.
+
+        Without `think` meanwhile nothing is lost: the next `pause` thinks first.
+        """
+        self.think()
+        unused = self._unused.copy()
         self._arrive()
         # What is still on its way says that the link is behind: nothing more is asked of it.
         budget = Budget(self._budget.slots, 0) if self._coming else self._budget
-        self._state, plan = self._policy(self._state, touched, budget)
-        self._drop(plan.evict)
-        self._admit(plan.admit)
-        counters.cache_admissions += plan.admit.shape[0]
-        counters.cache_evictions += plan.evict.shape[0]
-        counters.cache_used_bytes += (plan.admit.shape[0] - plan.evict.shape[0]) * self.record_bytes
+        self._carry_out()
+        self._owed = _Thought(touched, self._policy, budget, unused)
+
+    def think(self) -> None:
+        """What `pause` has put off and no table needs: copies begin, and the policy makes its plan."""
+        self._begin_copies()
+        owed, self._owed = self._owed, None
+        if owed is None:
+            return
+        touched = owed.touched()
+        if owed.budget.slots == 0:
+            return
+        proven = touched.keys[owed.unused[touched.keys]]
+        self._unused[proven] = False
+        self._counters.cache_admitted_hits += proven.shape[0]
+        self._state, self._plan = owed.policy(self._state, touched, owed.budget)
+
+    def settle(self) -> None:
+        """Between windows: as after `turn`."""
+        self.think()
+        self._carry_out()
+        self._begin_copies()
+        self._arrive()
 
     def by_layer(self) -> Cached:
         """What people look at; from any thread, so it may be of a table that is being changed."""
@@ -106,6 +149,8 @@ class ExpertCache:
         assert keys.shape[0] <= len(self._free)
         self._state = state
         self._admit(keys)
+        self._begin_copies()
+        self._arrive()
         self._counters.cache_used_bytes += keys.shape[0] * self.record_bytes
 
     @property
@@ -125,6 +170,7 @@ class ExpertCache:
         Between windows only, as `turn`; at most all slots whose copies have arrived. What was in them is not brought
         back: the policy fills them again.
         """
+        self.settle()
         short = count - len(self._free)
         if short > 0:
             here = np.flatnonzero(self.resident.reshape(-1))
@@ -147,8 +193,7 @@ class ExpertCache:
     def at_rest(self) -> Iterator[None]:
         """Nothing is learnt from windows until the block ends, and nothing admitted: they are nobody's."""
         policy = self._policy
-        none = np.empty(0, np.int64)
-        self._policy = lambda state, touched, budget: (state, Plan(none, none))
+        self._policy = lambda state, touched, budget: (state, _NO_PLAN)
         try:
             yield
         finally:
@@ -170,23 +215,38 @@ class ExpertCache:
         """The slot of every key, -1 where it has none."""
         return self._slot.copy()
 
+    def _carry_out(self) -> None:
+        """The plan becomes the table's: what is dropped is gone, what is admitted has its slot."""
+        plan, self._plan = self._plan, _NO_PLAN
+        self._drop(plan.evict)
+        self._admit(plan.admit)
+        counters = self._counters
+        counters.cache_admissions += plan.admit.shape[0]
+        counters.cache_evictions += plan.evict.shape[0]
+        counters.cache_used_bytes += (plan.admit.shape[0] - plan.evict.shape[0]) * self.record_bytes
+
     def _admit(self, keys: Ints) -> None:
-        """Begins to copy keys into free slots."""
+        """Free slots are the keys'; what the device has been given so far may still read them."""
         if not keys.shape[0]:
             return
-        slots = [self._free.pop() for _ in range(keys.shape[0])]
+        slots = np.array([self._free.pop() for _ in range(keys.shape[0])], np.int64)
         self._slot[keys] = slots
-        arrival = self._slots.copy(list(zip(slots, self.home[keys].tolist(), strict=True)))
-        self._coming.append((arrival, keys))
-        self._arrive()
+        self._due.append((self._slots.mark(), keys, slots))
+
+    def _begin_copies(self) -> None:
+        due, self._due = self._due, []
+        for mark, keys, slots in due:
+            arrival = self._slots.copy(list(zip(slots.tolist(), self.home[keys].tolist(), strict=True)), mark)
+            self._coming.append((arrival, keys, slots))
 
     def _arrive(self) -> None:
         """Makes resident what has been copied, unless it was dropped on the way."""
         while self._coming and self._coming[0][0].here():
-            _, keys = self._coming.pop(0)
-            keys = keys[self._slot[keys] >= 0]
+            _, keys, slots = self._coming.pop(0)
+            here = self._slot[keys] == slots
+            keys, slots = keys[here], slots[here]
             if keys.shape[0]:
-                self.addresses.reshape(-1)[keys] = [self._slots.address(slot) for slot in self._slot[keys].tolist()]
+                self.addresses.reshape(-1)[keys] = [self._slots.address(slot) for slot in slots.tolist()]
                 self.resident.reshape(-1)[keys] = True
                 self._unused[keys] = True
                 self.version += 1

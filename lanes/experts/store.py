@@ -121,6 +121,9 @@ class ExpertStore:
         self._cache.turn(touched)
         flat[keys] = 0
 
+    def settle(self) -> None:
+        """Nothing: `end_window` leaves nothing for later."""
+
     def _block(
         self,
         layer: int,

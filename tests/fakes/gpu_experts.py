@@ -94,6 +94,7 @@ class Rig:
             wanted.append(self.store.forward(layer, x, ids, weights))
         got = torch.stack(found).cpu()
         self.experts.end_window()
+        self.experts.settle()
         assert torch.equal(got, torch.stack(wanted)), f"{(got != torch.stack(wanted)).sum()} differ"
         self.store.end_window()
 
@@ -110,6 +111,7 @@ class Rig:
         got = torch.stack(found).cpu()
         assert torch.equal(got, torch.stack(wanted)), f"{(got != torch.stack(wanted)).sum()} differ"
         self.experts.end_window()
+        self.experts.settle()
         self.store.end_window()
 
 
@@ -138,7 +140,8 @@ class Captured:
     def __exit__(self, *error: object) -> None:
         self._capture.__exit__(None, None, None)
 
-    def check(self, seed: int) -> None:
+    def check(self, seed: int, *, thinking: bool = False) -> None:
+        """`thinking`: as a lane does, beside the window, instead of all at once after it."""
         rig, rng = self._rig, np.random.default_rng(seed)
         given = [rig.choices(rng, self._rows) for _ in range(self._layers)]
         for layer, (x, ids, weights) in enumerate(given):
@@ -146,9 +149,13 @@ class Captured:
         self._out.fill_(float("nan"))
         rig.experts.begin_window(self._rows)
         self.replay()
+        if thinking:
+            rig.experts.think()
         if rig.device == "cuda":
             torch.cuda.synchronize()
         rig.experts.end_window()
+        if not thinking:
+            rig.experts.settle()
         want = torch.stack([rig.store.forward(layer, *of) for layer, of in enumerate(given)])
         rig.store.end_window()
         got = self._out.cpu()

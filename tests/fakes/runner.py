@@ -127,6 +127,9 @@ class FakeRunner:
     def end_window(self) -> None:
         self.turns += 1
 
+    def settle(self) -> None:
+        pass
+
     def idle(self) -> bool:
         if self.idle_fails:
             raise ZeroDivisionError("secret prompt text")

@@ -47,7 +47,8 @@ def test_a_prompts_records_come_ahead_and_their_times_are_told():
     rig.window(9, 200, prompt=True)
 
 
-def test_everything_moves_between_every_two_windows():
+@pytest.mark.parametrize("thinking", [False, True])
+def test_everything_moves_between_every_two_windows(thinking):
     rng = np.random.default_rng(11)
 
     def wild(state, touched, budget):
@@ -62,7 +63,8 @@ def test_everything_moves_between_every_two_windows():
     rig = Rig("cuda", 20, wild, **SIZES)
     with Captured(rig, 2) as window:
         for seed in range(60):
-            window.check(seed)
+            window.check(seed, thinking=thinking)
+    rig.experts.settle()
     assert rig.counters.cache_evictions > 100
     assert rig.counters.expert_hits > 0
 
@@ -77,6 +79,7 @@ def test_nothing_is_allocated_by_a_window():
         window.replay()
         torch.cuda.synchronize()
         rig.experts.end_window()
+        rig.experts.settle()
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 

@@ -55,6 +55,30 @@ def test_a_decode_window_as_a_lane_runs_it(small):
     assert rig.counters.expert_hits == rig.counters.expert_misses == LAYERS * CHOSEN * 2
 
 
+def test_counting_and_planning_beside_the_next_window_change_no_bit_and_no_count(small):
+    def run(thinking):
+        rig, seen, counted = small(5), [], []
+        rig.experts.recorder = seen.append
+        with Captured(rig, 2) as window:
+            for seed in (1, 1, 2, 1, 2, 1):
+                window.check(seed, thinking=thinking)
+                counted.append(rig.counters.snapshot())
+        rig.experts.settle()
+        return rig, seen, counted
+
+    (at_once, told, _), (beside, told_beside, counted) = run(False), run(True)
+    assert [list(window.keys) for window in told] == [list(window.keys) for window in told_beside]
+    pairs = LAYERS * CHOSEN * 2
+    assert [c.expert_hits + c.expert_misses for c in counted] == [pairs * n for n in range(6)]
+    for rig in (at_once, beside):
+        counters = rig.counters
+        assert counters.expert_hits + counters.expert_misses == pairs * 6
+        assert counters.expert_hit_bytes + counters.expert_miss_bytes == rig.host_counters.expert_miss_bytes
+        assert counters.cache_admissions > 0
+    assert 0 < beside.counters.expert_hits <= at_once.counters.expert_hits
+    assert beside.cache.state.windows == at_once.cache.state.windows
+
+
 def test_a_slot_is_read_and_not_the_region(small):
     rig = small(16)
     rig.window(4, 1)
@@ -98,6 +122,8 @@ def test_a_draft_before_a_window_belongs_to_it(small):
     rig.experts.forward(1, *choose([[5, 6]]))
     rig.experts.keep(1)
     rig.experts.end_window()
+    assert not seen, "it is told beside the next window"
+    rig.experts.settle()
     assert (seen[0].keys.tolist(), seen[0].window_rows) == ([2, 3, 8, 9, 13, 14], 1)
     assert rig.counters.expert_misses == 8
 

@@ -7,14 +7,16 @@
     launch_routed(layer, x, scores, ...)     the same from a router's scores, without the sum over a row's experts
     (the stream has finished)
     keep(rows)                               host; of a trial window: its first rows were right
-    end_window()                             host: counters, cache turn, table published
+    end_window()                             host: what arrived and what was planned comes into the table; published
+    think()                                  host, while the next window runs: counters, the cache's plan, its copies
+    settle()                                 host, between windows: what waits for `think`, and its plan, at once
 
 Everything that a captured graph reads through (tables, workspace, log) exists from the start and stays where it is.
 On device "cpu" the same kernels run in Triton's interpreter and addresses are those of this process.
 Not here: kernels (lanes.kernels), slots and policy (cache), when windows run (the lane).
 
-Invariant: results are those of `lanes.experts.store.ExpertStore` to the bit, whatever is resident. Tables change in
-`end_window` only.
+Invariant: results are those of `lanes.experts.store.ExpertStore` to the bit, whatever is resident. Tables change
+between windows only.
 
 Letters: L layers with draft layers, E experts, R rows of a window, K experts per row, P = R * K pairs, H hidden.
 """
@@ -29,10 +31,11 @@ import torch
 from lanes import limits
 from lanes.counters import Counters
 from lanes.experts.cache import ExpertCache
-from lanes.experts.gpu.prompt import Means, PromptExperts, Streamed
+from lanes.experts.gpu.ended import Ended
+from lanes.experts.gpu.prompt import Means, PromptExperts
 from lanes.experts.gpu.share import Share
 from lanes.experts.gpu.workspace import Pairs, Workspace
-from lanes.experts.policy import Ints, Touched
+from lanes.experts.policy import Touched
 from lanes.experts.store import Interrupted
 from lanes.kernels import combine, experts, jobs, route
 from lanes.kernels.fetch import fetch
@@ -171,26 +174,40 @@ class GpuExperts:
             work.erase()
 
     def end_window(self) -> None:
-        """The safe point, once the stream has finished: counts, lets the cache turn over, publishes its table.
+        """The safe point, once the stream has finished: the cache's table, as it is from here on, is published.
 
+        A decode window is counted, and thought about, when somebody lets it `think`.
         Raises HandshakeLost where the CPU's share was lost: what the window computed is void.
         """
-        borrowed = self._prompt.end_window()
-        keys, rows = self._chosen(self._rows)  # of a prompt, waits for the device
-        self._count(keys, rows)
-        if borrowed is not None:
-            self._count_copies(borrowed.streamed())
-        if self._shared and self.share is not None:
-            self.share.end(self._rows)
-        if self._kept < self._rows:
-            keys, rows = self._chosen(self._kept)
-        # A draft layer runs several times in a window: its experts count for at most as many rows as the window had.
-        touched = Touched(keys, np.minimum(rows, max(1, self._kept)), max(1, self._kept))
+        borrowed, share = self._prompt.end_window(), self.share if self._shared else None
+        counts = None if share is None else share.counts
+        if share is not None:
+            share.end(self._rows)
+        ended = Ended(
+            self._seen[:-1, : self._rows].copy(), self._first_key, self._wide if self._is_wide else None,
+            self._cache.resident.copy(), self._kept, counts, self.decoder_layers, borrowed,
+        )  # fmt: skip
+        self._cache.pause(lambda: self._tell(ended))
+        if self._is_wide or not self._open:  # nothing runs beside what comes next, or its log is too long to copy
+            self._cache.settle()
         self.discard_window()
-        if self.recorder is not None and keys.shape[0]:
-            self.recorder(touched)
-        self._cache.turn(touched)
         self._publish()
+
+    def think(self) -> None:
+        """Counts the last window and lets the cache plan, while another one runs."""
+        self._cache.think()
+
+    def settle(self) -> None:
+        """Between windows: nothing of the last one waits for `think` any more."""
+        self._cache.settle()
+        self._publish()
+
+    def _tell(self, ended: Ended) -> Touched:
+        ended.count(self._counters, self._cache.record_bytes)
+        touched = ended.touched()
+        if self.recorder is not None and touched.keys.shape[0]:
+            self.recorder(touched)
+        return touched
 
     def discard_window(self) -> None:
         """What ran since the last `end_window`, and has finished, is counted nowhere."""
@@ -226,34 +243,6 @@ class GpuExperts:
         if share is not None:
             share.doorbell.wait(layer + 1)
         return Pairs(work.y, y_cpu, work.slots)
-
-    def _chosen(self, rows: int) -> tuple[Ints, Ints]:
-        """(keys ascending, rows of each) of what the window's first rows chose."""
-        ids = self._seen[:-1, :rows]  # [entries, rows, K]
-        uses = np.bincount((ids + self._first_key)[ids >= 0], minlength=self._cache.resident.size)
-        if self._is_wide:
-            uses += self._wide.cpu().numpy().reshape(-1)
-        keys = np.flatnonzero(uses)
-        return keys, uses[keys]
-
-    def _count(self, keys: Ints, rows: Ints) -> None:
-        """Pairs, and the bytes of every expert once per window."""
-        hit = self._cache.resident.reshape(-1)[keys]
-        hits, hit_bytes = int(rows[hit].sum()), int(hit.sum()) * self._cache.record_bytes
-        counters = self._counters
-        counters.expert_hits += hits
-        counters.expert_misses += int(rows.sum()) - hits
-        counters.expert_hit_bytes += hit_bytes
-        counters.expert_miss_bytes += len(keys) * self._cache.record_bytes - hit_bytes
-        if self._shared and self.share is not None:
-            missed = np.bincount(keys[~hit] // self.info.experts, minlength=self.info.layers)[: self.decoder_layers]
-            counters.expert_cpu_bytes += int(self.share.counts[missed].sum()) * self._cache.record_bytes
-
-    def _count_copies(self, streamed: Streamed) -> None:
-        counters = self._counters
-        counters.streamed_bytes += streamed.records * self._cache.record_bytes
-        counters.streaming_ns += streamed.copying_ns
-        counters.stream_wait_ns += streamed.waiting_ns
 
     def _publish(self) -> None:
         """The device's tables become the cache's, before anything that is enqueued from here on."""

@@ -45,6 +45,9 @@ class WindowExperts(Experts, Launches, Protocol):
     def begin_prompt(self, rows: int) -> None:
         """A window of so many rows through the eager blocks begins."""
 
+    def think(self) -> None:
+        """A window runs: time for what the last one has left to do."""
+
     def discard_window(self) -> None:
         """What ran since the last window, and has finished, is counted nowhere."""
 
@@ -146,6 +149,7 @@ class GpuQwen4Exp:
         self._experts.begin_window(rows)
         self._launches.run(rows)
         self._logits[:rows].copy_(self._window.logits[:rows], non_blocking=True)
+        self._experts.think()
         self._wait()
         self._accepted = 0  # until somebody says which rows were right
         streams = self._window.streams(rows)

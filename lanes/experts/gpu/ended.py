@@ -1,0 +1,69 @@
+"""A window that has ended, put aside so that it can be counted while the next one runs.
+
+Not here: when (experts), what the cache makes of it. Invariant: everything is as it was when the window ran, whatever
+has become of tables and logs since.
+
+Letters: N log entries, R rows, K experts per row, L layers, E experts, D distinct keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lanes.counters import Counters
+from lanes.experts.gpu.prompt import Borrowed
+from lanes.experts.policy import Ints, Touched
+from lanes.experts.split import I32
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Copies of what the window left."""
+
+    chosen: npt.NDArray[np.int32]  # [N, R, K] expert ids, -1 where nothing ran
+    first_key: Ints  # [N, 1, 1] of each entry's layer
+    wide: torch.Tensor | None  # int32 [L, E] on the device: uses in windows too long for the log
+    resident: npt.NDArray[np.bool_]  # [L, E]
+    kept: int  # rows that were right
+    cpu_of_misses: I32 | None  # the CPU's share of a layer's misses; None: it had none
+    decoder_layers: int
+    borrowed: Borrowed | None
+
+    def touched(self) -> Touched:
+        """What the cache learns from."""
+        keys, rows = self._uses(self.kept)
+        # A draft layer runs several times in a window: its experts count for at most as many rows as the window had.
+        kept = max(1, self.kept)
+        return Touched(keys, np.minimum(rows, kept), kept)
+
+    def count(self, counters: Counters, record_bytes: int) -> None:
+        """Pairs, and the bytes of every expert once per window."""
+        keys, rows = self._uses(self.chosen.shape[1])
+        hit = self.resident.reshape(-1)[keys]
+        hits, hit_bytes = int(rows[hit].sum()), int(hit.sum()) * record_bytes
+        counters.expert_hits += hits
+        counters.expert_misses += int(rows.sum()) - hits
+        counters.expert_hit_bytes += hit_bytes
+        counters.expert_miss_bytes += len(keys) * record_bytes - hit_bytes
+        if self.cpu_of_misses is not None:
+            layers, experts = self.resident.shape
+            missed = np.bincount(keys[~hit] // experts, minlength=layers)[: self.decoder_layers]
+            counters.expert_cpu_bytes += int(self.cpu_of_misses[missed].sum()) * record_bytes
+        if self.borrowed is not None:
+            streamed = self.borrowed.streamed()
+            counters.streamed_bytes += streamed.records * record_bytes
+            counters.streaming_ns += streamed.copying_ns
+            counters.stream_wait_ns += streamed.waiting_ns
+
+    def _uses(self, rows: int) -> tuple[Ints, Ints]:
+        """(keys ascending, rows of each) [D] of what the first rows chose."""
+        ids = self.chosen[:, :rows]
+        uses = np.bincount((ids + self.first_key)[ids >= 0], minlength=self.resident.size)
+        if self.wide is not None:
+            uses += self.wide.cpu().numpy().reshape(-1)  # of a prompt: waits for the device
+        keys = np.flatnonzero(uses)
+        return keys, uses[keys]
