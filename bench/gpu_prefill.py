@@ -31,7 +31,7 @@ import torch
 from bench import bare_host, result
 from lanes.experts.feed import Feed
 from lanes.experts.gpu.slots import DeviceArrival
-from lanes.kernels import combine, experts, grouped, jobs
+from lanes.kernels import combine, experts, grouped, jobs, places
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
 HIDDEN, INNER, CHOSEN, EXPERTS = 2560, 640, 10, 512
@@ -59,15 +59,15 @@ class Layer:
         self.out = torch.zeros(rows, HIDDEN, device="cuda")
         self.room = room
 
-    def begin(self) -> grouped.Groups:
+    def begin(self) -> places.Groups:
         """What precedes the first batch."""
         experts.quantise_rows(self.x, self.quantised, self.layout.format.group)
         self.out.zero_()
-        return grouped.group(self.ids, EXPERTS)
+        return grouped.ask(self.ids, EXPERTS).groups()
 
-    def run(self, groups: grouped.Groups, addresses: torch.Tensor, first: int, end: int) -> None:
+    def run(self, groups: places.Groups, addresses: torch.Tensor, first: int, end: int) -> None:
         """Experts first..end-1."""
-        for work in grouped.batches(groups, first, end, self.room):
+        for work in places.batches(groups, first, end, self.room):
             grouped.run(
                 self.layout, addresses, groups, work, self.quantised, self.weights, self.h, self.inner, self.y, self.out
             )
@@ -155,7 +155,10 @@ def streamed(layer: Layer, home: torch.Tensor, slots: torch.Tensor, layers: int)
         for step in steps:
             for expert, slot in step.copies:
                 table[expert] = slots.data_ptr() + slot * layer.layout.record_bytes
-        addresses = torch.from_numpy(table).cuda()
+        words = places.host_words(EXPERTS, groups.pair.device, torch.int64)
+        words.numpy()[:] = table
+        addresses = torch.empty(EXPERTS, dtype=torch.int64, device="cuda")
+        places.fetch(words, addresses)
         for step in steps:
             feed.arrive(step)
             layer.run(groups, addresses, step.first, step.end)

@@ -43,6 +43,7 @@ from lanes.kernels import (
     grouped,
     index,
     jobs,
+    places,
     post,
     products,
     route,
@@ -159,10 +160,12 @@ def launch_grouped(format: str, rows: int) -> None:
             torch.empty((rows, width), dtype=torch.int8), torch.empty(sizes), torch.empty(sizes, dtype=torch.int32)
         )
 
-    work = grouped.Batch(torch.empty((EXPERTS, 3), dtype=torch.int32), 0, pairs)
-    numbers = torch.empty(pairs, dtype=torch.int32)
+    addresses, none = torch.empty(EXPERTS, dtype=torch.int64), np.zeros(1, np.int64)
+    asked = grouped.ask(torch.empty((rows, CHOSEN), dtype=torch.int32), EXPERTS)
+    places.fetch(torch.empty_like(addresses), addresses)
+    groups = places.Groups(asked.pair, asked.place, asked.tiles, asked.tile_rows, none, none)
     grouped.run(
-        layout, torch.empty(EXPERTS, dtype=torch.int64), grouped.Groups(numbers, numbers, np.zeros(1, np.int64)), work,
+        layout, addresses, groups, places.Batch(0, len(asked.tiles), 0, pairs),
         quantised(rows, HIDDEN), torch.empty(rows, CHOSEN), torch.empty(pairs, INNER), quantised(pairs, INNER),
         torch.empty(pairs, HIDDEN), torch.empty(rows, HIDDEN),
     )  # fmt: skip

@@ -72,6 +72,11 @@ class Compared:
     error: float = 0.0
     size: float = 0.0
 
+    def expect(self, layer: int, ids: torch.Tensor) -> None:
+        """As lanes.experts.protocol.Experts."""
+        self.truth.expect(layer, ids)
+        self.other.expect(layer, ids)
+
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """As lanes.experts.protocol.Experts."""
         out = self.truth.forward(layer, x, ids, weights)

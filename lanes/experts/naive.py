@@ -26,6 +26,9 @@ class NaiveExperts:
     def __init__(self, layout: RecordLayout, record: Record) -> None:
         self._layout, self._record = layout, record
 
+    def expect(self, layer: int, ids: torch.Tensor) -> None:
+        """Nothing to prepare."""
+
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """One expert after another, in ascending id."""
         out = torch.zeros_like(x)

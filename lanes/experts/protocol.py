@@ -15,6 +15,11 @@ import torch
 class Experts(Protocol):
     """The routed experts of every layer of one model."""
 
+    def expect(self, layer: int, ids: torch.Tensor) -> None:
+        """The next call of `forward` will be for this layer and these ids, the same tensor; the model may enqueue other
+        work in between."""
+        ...
+
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Weighted sum of the chosen experts' outputs per row: fp32 [R, H], freshly owned by the caller.
 

@@ -75,6 +75,9 @@ class ExpertStore:
         self._window_rows = 0
         self._chosen: dict[int, npt.NDArray[np.int64]] = {}  # by layer, of a window of few rows: [R, K]
 
+    def expect(self, layer: int, ids: torch.Tensor) -> None:
+        """Nothing: one processor does one thing after another."""
+
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Weighted sum of the chosen experts per row, as `lanes.experts.protocol.Experts` says."""
         rows, hidden = x.shape

@@ -1,6 +1,6 @@
 """Routed experts of many rows, grouped by expert: int8 tensor cores, with the integers and order of the decode kernels.
 
-    group(ids) ─▶ gate_up ─▶ h, by place ─▶ quantise ─▶ down ─▶ y, by place ─▶ add to the rows, ascending expert id
+    ask(ids) ─▶ gate_up ─▶ h, by place ─▶ quantise ─▶ down ─▶ y, by place ─▶ add to the rows, ascending expert id
 
 A *place* is a pair's position once pairs are sorted by (expert, row); a batch is a range of experts, so a range of
 places, and batches go in ascending order. Each program takes up to BLOCK_ROWS places of one expert and a tile of its
@@ -17,18 +17,14 @@ N weight rows of a tile, C = 8 chains.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
-from lanes.kernels import experts
+from lanes.kernels import experts, places
 from lanes.kernels.arithmetic import CHAINS, fma, gate
 from lanes.kernels.experts import QuantisedRows
+from lanes.kernels.places import Asked, Batch, Groups
 from shared_experts.layout import PART_ALIGNMENT_BYTES, RecordLayout
 
 BLOCK_ROWS, BLOCK_WEIGHTS, WARPS = 64, 64, 8
@@ -37,62 +33,9 @@ MOST_GRID = 65_535  # of a grid's second dimension
 ALIGNED = tl.constexpr(PART_ALIGNMENT_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """Who goes where. pair int32 [P]: the pair of each place; place int32 [P]: the inverse; offsets: host, [E + 1]."""
-
-    pair: torch.Tensor
-    place: torch.Tensor
-    offsets: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Experts first..end-1: their tiles int32 [T, 3] (expert, first place, places), and the places that they take."""
-
-    tiles: torch.Tensor
-    first_place: int
-    end_place: int
-
-    @property
-    def places(self) -> int:
-        """Rows of h and y that it needs."""
-        return self.end_place - self.first_place
-
-
-def group(ids: torch.Tensor, experts_of_layer: int) -> Groups:
-    """Sorts the pairs of ids int [R, K]; waits for the device, because the host plans with the offsets."""
-    flat = ids.reshape(-1).to(torch.int64)
-    pair = torch.sort(flat, stable=True).indices
-    place = torch.empty_like(pair)
-    place[pair] = torch.arange(len(pair), device=pair.device)
-    counts = torch.bincount(flat, minlength=experts_of_layer)
-    offsets = np.concatenate(([0], counts.cpu().numpy().cumsum()))
-    return Groups(pair.to(torch.int32), place.to(torch.int32), offsets)
-
-
-def batch(groups: Groups, first: int, end: int) -> Batch:
-    """The work of experts first..end-1."""
-    begins, ends = groups.offsets[first:end], groups.offsets[first + 1 : end + 1]
-    tiles = [
-        (expert, place, min(BLOCK_ROWS, stop - place))
-        for expert, (start, stop) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True), first)
-        for place in range(start, stop, BLOCK_ROWS)
-    ]
-    table = torch.tensor(tiles, dtype=torch.int32).reshape(-1, 3)
-    return Batch(table.to(groups.pair.device, non_blocking=True), int(groups.offsets[first]), int(groups.offsets[end]))
-
-
-def batches(groups: Groups, first: int, end: int, most_places: int) -> Iterator[Batch]:
-    """Experts first..end-1 in batches of at most that many places, or of one expert; none without any."""
-    offsets = groups.offsets
-    while first < end:
-        stop = first + 1
-        while stop < end and offsets[stop + 1] - offsets[first] <= most_places:
-            stop += 1
-        if offsets[stop] > offsets[first]:
-            yield batch(groups, first, stop)
-        first = stop
+def ask(ids: torch.Tensor, experts_of_layer: int, begins: torch.Tensor | None = None) -> Asked:
+    """Begins to sort the pairs of ids int [R, K] into this module's tiles (lanes.kernels.places)."""
+    return places.ask(ids, experts_of_layer, BLOCK_ROWS, begins)
 
 
 def run(
@@ -106,15 +49,16 @@ def run(
     """
     if not work.places:
         return
+    tiles, first_tile = work.end_tile - work.first_tile, work.first_tile
     hidden, inner, bits = layout.hidden, layout.intermediate, layout.format.bits
     assert layout.format.group, "f32 records have no GPU kernel"
     assert work.places <= len(h), (work.places, len(h))
     assert max(work.places, len(out)) * hidden < 1 << 31, "offsets in a tensor are of 32 bits"
-    chosen, tiles = weights.shape[1], len(work.tiles)
-    shape = {"G": layout.format.group, "BITS": bits, "M": BLOCK_ROWS, "N": BLOCK_WEIGHTS}
+    chosen = weights.shape[1]
+    shape = {"G": layout.format.group, "BITS": bits, "M": groups.tile_rows, "N": BLOCK_WEIGHTS}
     options = {"num_warps": WARPS, "enable_fp_fusion": False}
     _gate_up[(tiles, triton.cdiv(inner, BLOCK_WEIGHTS))](
-        work.tiles, addresses, groups.pair, x.q, x.scale, x.correction, h, work.first_place,
+        groups.tiles, first_tile, addresses, groups.pair, x.q, x.scale, x.correction, h, work.first_place,
         CODES=layout.gate_up_codes, SCALES=layout.gate_up_scales, H=hidden, I=inner, K=chosen, **shape, **options,
     )  # fmt: skip
     for start in range(0, work.places, MOST_GRID):
@@ -122,7 +66,7 @@ def run(
         rows = QuantisedRows(quantised.q[part], quantised.scale[part], quantised.correction[part])
         experts.quantise_rows(h[part], rows, layout.format.group)
     _down[(tiles, triton.cdiv(hidden, BLOCK_WEIGHTS))](
-        work.tiles, addresses, quantised.q, quantised.scale, quantised.correction, y, work.first_place,
+        groups.tiles, first_tile, addresses, quantised.q, quantised.scale, quantised.correction, y, work.first_place,
         CODES=layout.down_codes, SCALES=layout.down_scales, H=hidden, I=inner, **shape, **options,
     )  # fmt: skip
     _add[(len(out), triton.cdiv(hidden, ADD_COLUMNS))](
@@ -132,9 +76,9 @@ def run(
 
 
 @triton.jit
-def _tile(tiles, addresses, CODES: tl.constexpr, SCALES: tl.constexpr, M: tl.constexpr):
+def _tile(tiles, first_tile, addresses, CODES: tl.constexpr, SCALES: tl.constexpr, M: tl.constexpr):
     """(codes, scales, places [M], which of them are there) of this program's tile."""
-    at = tl.program_id(0) * 3
+    at = (first_tile + tl.program_id(0)) * 3
     base = tl.load(addresses + tl.load(tiles + at))
     codes = tl.multiple_of((base + CODES).to(tl.pointer_type(tl.uint8)), ALIGNED)
     scales = tl.multiple_of((base + SCALES).to(tl.pointer_type(tl.float16)), ALIGNED)
@@ -193,13 +137,13 @@ def _dots(
     return four + u
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_tile", "first_place"])
 def _gate_up(
-    tiles, addresses, pairs, q, scale, correction, h, first_place, CODES: tl.constexpr, SCALES: tl.constexpr,
-    H: tl.constexpr, I: tl.constexpr, K: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, M: tl.constexpr,
+    tiles, first_tile, addresses, pairs, q, scale, correction, h, first_place, CODES: tl.constexpr,
+    SCALES: tl.constexpr, H: tl.constexpr, I: tl.constexpr, K: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, M: tl.constexpr,
     N: tl.constexpr,
 ):  # fmt: skip
-    codes, scales, place, m_in = _tile(tiles, addresses, CODES, SCALES, M)
+    codes, scales, place, m_in = _tile(tiles, first_tile, addresses, CODES, SCALES, M)
     row = tl.load(pairs + place, mask=m_in, other=0) // K
     n = tl.program_id(1) * N + tl.arange(0, N)
     n_in = n < I
@@ -209,12 +153,12 @@ def _gate_up(
     tl.store(at, gate(g, u), mask=m_in[:, None] & n_in[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_tile", "first_place"])
 def _down(
-    tiles, addresses, q, scale, correction, y, first_place, CODES: tl.constexpr, SCALES: tl.constexpr, H: tl.constexpr,
-    I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    tiles, first_tile, addresses, q, scale, correction, y, first_place, CODES: tl.constexpr, SCALES: tl.constexpr,
+    H: tl.constexpr, I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    codes, scales, place, m_in = _tile(tiles, addresses, CODES, SCALES, M)
+    codes, scales, place, m_in = _tile(tiles, first_tile, addresses, CODES, SCALES, M)
     row = place - first_place
     n = tl.program_id(1) * N + tl.arange(0, N)
     n_in = n < H
@@ -222,7 +166,7 @@ def _down(
     tl.store(y + row[:, None] * H + n[None, :], d, mask=m_in[:, None] & n_in[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_place", "end_place"])
 def _add(places, weights, y, out, first_place, end_place, H: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr):
     r = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -115,6 +115,9 @@ def dense_bytes(pack: Pack, *, drafts: bool = False) -> int:
 class _NoExperts:
     """Of a model that nobody runs."""
 
+    def expect(self, layer: int, ids: torch.Tensor) -> None:
+        raise AssertionError("a model without experts was run")
+
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         raise AssertionError("a model without experts was run")
 

@@ -21,6 +21,14 @@ def product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     return F.linear(x.to(matrix.dtype), matrix).float()
 
 
+def upload(rows: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Rows of host memory on the device. To a GPU through pinned memory: neither does the host wait, nor does the
+    driver cut them into pieces, each of which would wait for the records that are on the link."""
+    if device.type != "cuda":
+        return rows.to(device)
+    return rows.pin_memory().to(device, non_blocking=True)
+
+
 def rms(x: torch.Tensor, eps: float) -> torch.Tensor:
     """x over the root mean square of its last dimension; no weight."""
     return F.rms_norm(x, x.shape[-1:], None, eps)

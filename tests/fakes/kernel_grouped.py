@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lanes.kernels import experts, grouped, naive
+from lanes.kernels import experts, grouped, naive, places
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 from tests.fakes import expert_records as made
 from tests.fakes.kernel_experts import RATHER_NOT_A_NUMBER
@@ -32,20 +32,20 @@ def computed(
     count = len(records)
     table = records.data_ptr() + torch.arange(count, dtype=torch.int64, device=device) * layout.record_bytes
     quantised = scratch(layout, len(x), layout.hidden, device)
-    groups = grouped.group(ids.to(device), count)
+    groups = grouped.ask(ids.to(device), count).groups()
     out = torch.zeros((len(x), layout.hidden), device=device)
     with np.errstate(all="ignore"):
         experts.quantise_rows(x, quantised, layout.format.group)
         for first, end in zip([0, *cuts], [*cuts, count], strict=True):
-            work = grouped.batch(groups, first, end)
-            places = max(1, work.places)
+            work = places.batch(groups, first, end)
+            room = max(1, work.places)
             h, y = (
-                torch.full((places, width), RATHER_NOT_A_NUMBER, device=device)
+                torch.full((room, width), RATHER_NOT_A_NUMBER, device=device)
                 for width in (layout.intermediate, layout.hidden)
             )
             grouped.run(
                 layout, table, groups, work, quantised, weights, h,
-                scratch(layout, places, layout.intermediate, device), y, out,
+                scratch(layout, room, layout.intermediate, device), y, out,
             )  # fmt: skip
     return out.cpu()
 

@@ -6,6 +6,7 @@ import torch
 import triton
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from lanes.counters import Counters
 from lanes.experts.gpu.slots import runs
@@ -53,6 +54,48 @@ def test_every_bit_whatever_the_ring(slots, ring, prompt, monkeypatch):
     if not prompt and ring:
         assert counters.streamed_bytes == counters.expert_miss_bytes, "what was chosen and no more"
     rig.window(2, 5, layers=1, prompt=prompt)  # after the cache has turned over, and left before the last layer
+
+
+class Seen(TorchFunctionMode):
+    """Calls that would copy between host and device, or wait for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name, moves = getattr(function, "__name__", ""), {torch.device, str}
+        if name in ("tensor", "as_tensor", "cpu", "cuda", "item", "tolist", "__bool__", "__int__", "nonzero"):
+            self.calls.append(name)
+        if name == "to" and (moves & {type(a) for a in args} or "device" in (kwargs or {})):
+            self.calls.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_layer_copies_nothing_on_the_computing_stream():
+    """There it would wait for the records on the link, and every step with it."""
+    rig = small(8)
+    x, ids, weights = rig.choices(np.random.default_rng(1), 9)
+    rig.experts.begin_prompt(9)
+    with Seen() as seen:
+        rig.experts.expect(0, ids)
+        got = rig.experts.forward(0, x, ids, weights)
+    assert seen.calls == []
+    with seen:
+        ids.to("cpu").tolist()
+    assert seen.calls == ["to", "tolist"], "it would have been seen"
+    assert torch.equal(got, rig.store.forward(0, x, ids, weights))
+    rig.experts.end_window()
+
+
+def test_what_was_expected_and_did_not_come_changes_nothing():
+    rig = small(8)
+    x, ids, weights = rig.choices(np.random.default_rng(1), 9)
+    other = (ids + 1) % 4
+    rig.experts.expect(0, ids)
+    assert torch.equal(rig.experts.forward(0, x, other, weights), rig.store.forward(0, x, other, weights))
+    rig.experts.end_window()
+    assert rig.counters.expert_hits + rig.counters.expert_misses == 9
 
 
 @pytest.mark.parametrize("rows", [4, 5])
@@ -118,7 +161,7 @@ def test_an_expert_that_lost_its_slot_to_the_ring_is_read_where_it_lies():
     assert rig.cache.resident.all()
     x, ids, weights = rig.choices(np.random.default_rng(9), 6)
     rig.experts.forward(0, x, ids, weights)
-    (lost,) = np.argwhere(~rig.cache.resident)
+    lost, *_ = np.argwhere(~rig.cache.resident)
     small_x, small_weights = x[:1], weights[:1]
     chosen = torch.tensor([[int(lost[1])]])
     got = rig.experts.forward(int(lost[0]), small_x, chosen, small_weights)

@@ -80,7 +80,7 @@ class GpuExperts:
         )  # fmt: skip
         self._seen = self._log.numpy()
         self._none = torch.zeros(limits.MAX_WINDOW_TOKENS * chosen + 1, dtype=torch.int32, device=self.device)
-        self._wide = torch.zeros(shape, dtype=torch.int32, device=self.device)  # uses in windows too long for the log
+        self._wide = np.zeros(shape, np.int64)  # uses in windows too long for the log
         self._is_wide = False
         self._prompt = PromptExperts(cache, info, self.device)
         self._uses = torch.zeros(info.experts, dtype=torch.int32, device=self.device)  # routing counts; the log counts
@@ -135,6 +135,11 @@ class GpuExperts:
         route.route(scores, self._resident[layer], counts, self._uses, routed, normalise=normalise)
         return self._pairs(layer, x, ids, self._entry(layer, 0), share)
 
+    def expect(self, layer: int, ids: torch.Tensor) -> None:
+        """The next call of `forward` is for this layer and these ids: of many rows, sorting them begins."""
+        if len(ids) > limits.MAX_WINDOW_TOKENS:
+            self._prompt.expect(ids)
+
     def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Of a window of any size, as `lanes.experts.protocol.Experts` says; many rows are grouped by expert.
 
@@ -145,19 +150,17 @@ class GpuExperts:
         rows, most = len(x), limits.MAX_WINDOW_TOKENS
         if not self._open:
             self._rows = self._kept = rows
-        x, ids, weights = x.contiguous(), ids.to(torch.int32), weights.contiguous()
+        x, weights = x.contiguous(), weights.contiguous()
         out = torch.empty_like(x)
         if rows <= most:
-            self._run(layer, x, ids, weights, out, self._entry(layer, self._calls[layer]), None)
+            self._run(layer, x, ids.to(torch.int32), weights, out, self._entry(layer, self._calls[layer]), None)
             self._calls[layer] += 1
             return out
         self._is_wide = True
-        chosen = ids.reshape(-1)
-        self._wide[layer].index_add_(0, chosen, torch.ones_like(chosen))
         # Not begun as a prompt: a draft layer has many rows to catch up with.
         if self._prompt.begin_window(Means(ahead=False, slots=limits.RING_SLOTS)):
             self._publish()
-        self._prompt.forward(layer, x, ids, weights, out)
+        self._wide[layer] += self._prompt.forward(layer, x, ids, weights, out)
         return out
 
     def resident(self, layer: int) -> torch.Tensor:
@@ -214,7 +217,7 @@ class GpuExperts:
         self._prompt.end_window()
         self._seen.fill(-1)
         if self._is_wide:
-            self._wide.zero_()
+            self._wide.fill(0)
             self._is_wide = False
         self._calls = [0] * len(self._calls)
         self._open = self._shared = False

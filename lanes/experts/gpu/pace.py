@@ -18,7 +18,7 @@ import torch
 
 from lanes import limits
 from lanes.experts.slots import Slots
-from lanes.kernels import experts, grouped
+from lanes.kernels import experts, grouped, places
 from lanes.kernels.experts import QuantisedRows
 from shared_experts.manifest import ExpertsInfo
 
@@ -80,10 +80,10 @@ def _products(slots: Slots, info: ExpertsInfo, chosen: int, device: torch.device
         began_s = time.perf_counter()
         given = quantised(rows, layout.hidden)
         experts.quantise_rows(x, given, group)
-        groups = grouped.group(ids, info.experts)
+        groups = grouped.ask(ids, info.experts).groups()
         room = min(max(limits.PROMPT_PLACES, int(np.diff(groups.offsets).max())), ids.numel())
         h, y = (torch.empty(room, width, device=device) for width in (layout.intermediate, layout.hidden))
-        for work in grouped.batches(groups, 0, info.experts, room):
+        for work in places.batches(groups, 0, info.experts, room):
             grouped.run(
                 layout, addresses, groups, work, given, weights, h, quantised(room, layout.intermediate), y, out
             )

@@ -1,12 +1,14 @@
 """The routed experts of windows with many rows: grouped by expert, the missing ones copied through borrowed slots.
 
     begin_window     slots are borrowed; of a pass ahead the first copies begin, under what precedes the first experts
+    expect(ids)      the rows' sorting by expert begins; what it says to the host is awaited by
     forward(layer)   group the rows ─▶ steps ─▶ each: its copies are there, it runs, its slots are free for the next
     end_window       the slots go back, however the window ended
 
 Not here: which way pays (lanes.reading), kernels (lanes.kernels.grouped), the order and the slots (lanes.experts.ring),
 when copies begin (lanes.experts.feed), counters.
-Invariant: results are those of the decode kernels to the bit; slots are borrowed for one window at most.
+Invariants: results are those of the decode kernels to the bit; slots are borrowed for one window at most; nothing is
+copied on the computing stream (lanes.kernels.places says why).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lanes import limits
@@ -23,11 +26,14 @@ from lanes.experts.cache import ExpertCache
 from lanes.experts.feed import Feed
 from lanes.experts.ring import Step
 from lanes.experts.slots import Arrival, Mark
-from lanes.kernels import experts, grouped
+from lanes.kernels import experts, grouped, places
 from lanes.kernels.experts import QuantisedRows
+from lanes.kernels.places import Asked
 from shared_experts.manifest import ExpertsInfo
 
-RING_SHARE = 8  # at most one slot of so many is borrowed
+# At most one slot of so many is borrowed: a slot more in the ring costs one record more a chunk; a ring that is full
+# before a layer's attention is over costs the link its time in every layer (tests/unit/test_prompt_timeline.py).
+RING_SHARE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,10 @@ class PromptExperts:
         self._feed: Feed | None = None
         self._borrowed: Borrowed | None = None
         self._open = False
+        # Both are written anew only after the device has passed what read or wrote them for the layer before.
+        self._begins = places.host_words(info.experts + 1, device, torch.int32)
+        self._table = places.host_words(info.experts, device, torch.int64)
+        self._expected: tuple[torch.Tensor, Asked] | None = None
 
     def begin_window(self, means: Means) -> bool:
         """Borrows slots, once a window; whether experts have lost theirs, so that tables must be published.
@@ -108,25 +118,39 @@ class PromptExperts:
     def end_window(self) -> Borrowed | None:
         """Gives back what was borrowed, and what can be asked about it once the device has finished."""
         self._lent.close()
+        self._expected = None
         borrowed, self._feed, self._borrowed, self._open = self._borrowed, None, None, False
         return borrowed
 
-    def forward(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
-        """out fp32 [R, H] = the weighted sum of x fp32 [R, H] through experts ids [R, K]; all contiguous."""
+    def expect(self, ids: torch.Tensor) -> None:
+        """The next layer's rows will be asked of experts ids int [R, K]: what is enqueued from here on until `forward`
+        runs while the host plans."""
+        self._expected = ids, grouped.ask(ids, self._info.experts, self._begins)
+
+    def forward(
+        self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
+    ) -> npt.NDArray[np.int64]:
+        """out fp32 [R, H] = the weighted sum of x fp32 [R, H] through experts ids [R, K]; all contiguous. How many rows
+        every expert has, [E]."""
+        expected, self._expected = self._expected, None
+        if expected is None or expected[0] is not ids:
+            expected = ids, grouped.ask(ids, self._info.experts, self._begins)
         group, count = self._layout.format.group, self._info.experts
         rows = self._quantised(len(x), self._layout.hidden)
         experts.quantise_rows(x, rows, group)
-        groups = grouped.group(ids, count)  # waits for the routing
-        places = np.diff(groups.offsets)
+        groups = expected[1].groups()  # waits for the routing
+        of_expert = np.diff(groups.offsets)
         steps = [Step(0, 0, count, (), 0)]
-        table = self._cache.addresses[layer].astype(np.int64)
+        table = self._table.numpy()
+        table[:] = self._cache.addresses[layer]
         if self._feed is not None and self._borrowed is not None:
-            steps = self._feed.steps(layer, np.flatnonzero(places).tolist())
+            steps = self._feed.steps(layer, np.flatnonzero(of_expert).tolist())
             for step in steps:
                 for expert, slot in step.copies:
                     table[expert] = self._borrowed.address(slot)
-        addresses = torch.from_numpy(table).to(self._device, non_blocking=True)
-        room = max(limits.PROMPT_PLACES, int(places.max()))
+        addresses = torch.empty(count, dtype=torch.int64, device=self._device)
+        places.fetch(self._table, addresses)
+        room = max(limits.PROMPT_PLACES, int(of_expert.max()))
         room = min(room, ids.numel())
         h, y = (torch.empty(room, width, device=self._device) for width in (self._layout.intermediate, len(x[0])))
         inner = self._quantised(room, self._layout.intermediate)
@@ -134,10 +158,11 @@ class PromptExperts:
         for step in steps:
             if self._feed is not None:
                 self._feed.arrive(step)
-            for work in grouped.batches(groups, step.first, step.end, room):
+            for work in places.batches(groups, step.first, step.end, room):
                 grouped.run(self._layout, addresses, groups, work, rows, weights, h, inner, y, out)
             if self._feed is not None:
                 self._feed.over(step)
+        return of_expert
 
     def _quantised(self, rows: int, width: int) -> QuantisedRows:
         sizes = (rows, width // self._layout.format.group)

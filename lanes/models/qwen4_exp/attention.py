@@ -107,7 +107,7 @@ class Attention:
             out[part] = self._dense(q[part], state, run.start + part.start)
         if dense < q.shape[0]:
             positions = torch.arange(run.start + dense, run.stop, device=q.device)
-            chosen = self.indexer.choose(index_q[dense:], positions, state)
+            chosen = self.indexer.choose(index_q[dense:], run.start + dense, state)
             per_row = 2 * spec.kv_heads * spec.head_dim * state.shape.dtype.itemsize
             most = MOST_GATHER_BYTES_CUDA if q.is_cuda else MOST_GATHER_BYTES
             step = max(1, most // (per_row * (spec.index_budget_tokens + spec.index_block_tokens)))

@@ -48,14 +48,16 @@ class Indexer:
         mean = raw.float().mean(1).to(raw.dtype).float()
         state.block_keys[first:end] = rotate(rms(mean, self._spec.eps) * self.norm_k, *run.blocks)
 
-    def choose(self, queries: torch.Tensor, positions: torch.Tensor, state: AttentionState) -> torch.Tensor:
+    def choose(self, queries: torch.Tensor, start: int, state: AttentionState) -> torch.Tensor:
         """Chosen blocks int64 [T, k], ascending, for queries [T, I, J] that all have more than k complete blocks.
 
-        positions: int64 [T]. Works in slices of queries, so memory does not grow with T times the context.
+        They stand at positions start, start + 1, ... Works in slices of queries, so memory does not grow with T times
+        the context.
         """
         spec = self._spec
-        complete = (positions + 1) // spec.index_block_tokens  # [T]
-        blocks = int(complete[-1])
+        size, stop = spec.index_block_tokens, start + queries.shape[0]
+        blocks = stop // size  # known here: a GPU is not asked
+        complete = torch.arange(start + 1, stop + 1, device=queries.device) // size  # [T]
         keys = state.block_keys[:blocks]
         index = torch.arange(blocks, device=keys.device)
         most = MOST_SCORE_BYTES_CUDA if queries.is_cuda else MOST_SCORE_BYTES

@@ -42,9 +42,11 @@ class Moe:
             ids, weights = route(scores[:, :-1], k, normalise)
         else:
             ids, weights = rows.near.route(self.layer, scores[:, :-1], k, normalise)
-        out = self.experts.forward(self.layer, u, ids, weights)
+        self.experts.expect(self.layer, ids)
         gate, up = product(u, self.gate_up).chunk(2, dim=1)
-        return out.addcmul_(scores[:, -1:].sigmoid(), product(F.silu(gate) * up, self.down))
+        shared = product(F.silu(gate) * up, self.down)  # a GPU computes this while its host plans the routed ones
+        out = self.experts.forward(self.layer, u, ids, weights)
+        return out.addcmul_(scores[:, -1:].sigmoid(), shared)
 
 
 def route(logits: torch.Tensor, k: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,7 +23,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from lanes.models.ops import causal_conv, product, rms
+from lanes.models.ops import causal_conv, product, rms, upload
 from lanes.models.qwen4_exp.rows import Rows
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.weights import Weights
@@ -115,7 +115,7 @@ class NgramLayer:
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """x [R, S, H], changed in place and returned; `begin` has seen the same rows."""
         spec = self._spec
-        embedded = self.table.rows(self._asked).to(x.device)  # [R, N * D]
+        embedded = upload(self.table.rows(self._asked), x.device)  # [R, N * D]
         key, value = product(embedded, self.key_value).split((spec.streams * spec.hidden, spec.hidden), dim=1)
         key = rms(key.view_as(x), spec.eps) * self.norm_key
         gate = (key * (rms(x, spec.eps) * self.norm_query)).sum(-1, keepdim=True) / math.sqrt(spec.hidden)

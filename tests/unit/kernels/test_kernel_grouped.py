@@ -5,7 +5,7 @@ import pytest
 import torch
 import triton
 
-from lanes.kernels import grouped
+from lanes.kernels import grouped, places
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 from tests.fakes import kernel_grouped as cases
 
@@ -45,7 +45,7 @@ def test_where_chunks_and_batches_end_changes_no_bit():
 def test_groups_and_tiles():
     rng = np.random.default_rng(1)
     ids = torch.from_numpy(np.stack([np.sort(rng.permutation(9)[:3]) for _ in range(50)]))
-    groups = grouped.group(ids, 9)
+    groups = grouped.ask(ids, 9).groups()
     flat = ids.reshape(-1)
     assert torch.equal(flat[groups.pair.long()], flat.sort().values)
     assert torch.equal(groups.pair[groups.place.long()], torch.arange(150, dtype=torch.int32))
@@ -55,9 +55,9 @@ def test_groups_and_tiles():
         assert torch.equal(mine, mine.sort().values)
     covered = []
     for first, end in [(0, 4), (4, 4), (4, 9)]:
-        work = grouped.batch(groups, first, end)
+        work = places.batch(groups, first, end)
         assert work.places == groups.offsets[end] - groups.offsets[first]
-        for expert, place, count in work.tiles.tolist():
+        for expert, place, count in groups.tiles[work.first_tile : work.end_tile].tolist():
             assert first <= expert < end
             assert 1 <= count <= grouped.BLOCK_ROWS
             assert (flat[groups.pair[place : place + count].long()] == expert).all()
@@ -68,12 +68,12 @@ def test_groups_and_tiles():
 @pytest.mark.parametrize("most", [1, 20, 1000])
 def test_batches_cover_every_place_once_within_their_bound(most):
     ids = torch.from_numpy(np.sort(np.random.default_rng(2).permuted(np.tile(np.arange(7), (30, 1)), axis=1)[:, :3]))
-    groups = grouped.group(ids + (ids > 3), 8)  # nobody chooses 4
+    groups = grouped.ask(ids + (ids > 3), 8).groups()  # nobody chooses 4
     covered, at = [], 0
-    for work in grouped.batches(groups, 0, 8, most):
+    for work in places.batches(groups, 0, 8, most):
         assert work.first_place == at
         at = work.end_place
-        experts = set(work.tiles[:, 0].tolist())
+        experts = set(groups.tiles[work.first_tile : work.end_tile, 0].tolist())
         assert 4 not in experts
         assert work.places <= most or len(experts) == 1
         covered += sorted(experts)
