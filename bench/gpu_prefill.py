@@ -32,6 +32,7 @@ from bench import bare_host, result
 from lanes.experts.feed import Feed
 from lanes.experts.gpu.slots import DeviceArrival
 from lanes.kernels import combine, experts, grouped, jobs, places
+from lanes.kernels.fetch import fetch
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
 HIDDEN, INNER, CHOSEN, EXPERTS = 2560, 640, 10, 512
@@ -158,7 +159,7 @@ def streamed(layer: Layer, home: torch.Tensor, slots: torch.Tensor, layers: int)
         words = places.host_words(EXPERTS, groups.pair.device, torch.int64)
         words.numpy()[:] = table
         addresses = torch.empty(EXPERTS, dtype=torch.int64, device="cuda")
-        places.fetch(words, addresses)
+        fetch(words, addresses)
         for step in steps:
             feed.arrive(step)
             layer.run(groups, addresses, step.first, step.end)

@@ -162,7 +162,6 @@ def launch_grouped(format: str, rows: int) -> None:
 
     addresses, none = torch.empty(EXPERTS, dtype=torch.int64), np.zeros(1, np.int64)
     asked = grouped.ask(torch.empty((rows, CHOSEN), dtype=torch.int32), EXPERTS)
-    places.fetch(torch.empty_like(addresses), addresses)
     groups = places.Groups(asked.pair, asked.place, asked.tiles, asked.tile_rows, none, none)
     grouped.run(
         layout, addresses, groups, places.Batch(0, len(asked.tiles), 0, pairs),

@@ -140,8 +140,8 @@ def _dots(
 @triton.jit(do_not_specialize=["first_tile", "first_place"])
 def _gate_up(
     tiles, first_tile, addresses, pairs, q, scale, correction, h, first_place, CODES: tl.constexpr,
-    SCALES: tl.constexpr, H: tl.constexpr, I: tl.constexpr, K: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, M: tl.constexpr,
-    N: tl.constexpr,
+    SCALES: tl.constexpr, H: tl.constexpr, I: tl.constexpr, K: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     codes, scales, place, m_in = _tile(tiles, first_tile, addresses, CODES, SCALES, M)
     row = tl.load(pairs + place, mask=m_in, other=0) // K

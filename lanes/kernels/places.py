@@ -5,7 +5,7 @@
 
 While a prompt streams, nothing here (or in what its experts launch) is copied by the copy engine: a copy of 4 KiB on
 the computing stream waits for whatever records are on their way, 0.5 to 1.4 ms each on an H200. Small numbers cross
-through pinned memory that kernels read and write where it lies.
+through pinned memory that kernels read (lanes.kernels.fetch) and write where it lies.
 
 Not here: what is computed (grouped). Invariant: a place is a pair's position in ascending (expert, row); tiles are in
 that order, and each lies in one expert.
@@ -119,12 +119,6 @@ def batches(groups: Groups, first: int, end: int, most_places: int) -> Iterator[
         first = stop
 
 
-def fetch(words: torch.Tensor, out: torch.Tensor) -> None:
-    """out [N] = `host_words` of its type [N], as they are when the device comes to it; read by a kernel."""
-    block = 256
-    _fetch[(triton.cdiv(len(out), block),)](words, out, N=len(out), BLOCK=block, num_warps=4)
-
-
 @triton.jit
 def _tiles(first, begins, tiles, E: tl.constexpr, EP: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr):
     expert = tl.program_id(0)
@@ -144,9 +138,3 @@ def _tiles(first, begins, tiles, E: tl.constexpr, EP: tl.constexpr, ROWS: tl.con
         tl.store(at, tl.zeros((STEP,), tl.int32) + expert, mask=n < count)
         tl.store(at + 1, start, mask=n < count)
         tl.store(at + 2, tl.minimum(stop - start, ROWS), mask=n < count)
-
-
-@triton.jit
-def _fetch(words, out, N: tl.constexpr, BLOCK: tl.constexpr):
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + n, tl.load(words + n, mask=n < N), mask=n < N)

@@ -82,7 +82,7 @@ def test_a_lanes_own_numbers_make_the_choice():
     assert not rule.feeding(2).ahead, "without slots nothing comes ahead"
     assert rule.windows_up_to()[0] == 64, "windows cost nothing here"
     rig, rule = reading(32, Pace(float(size), 0.5, 9.0, 8.0, 0.0, 0.0))
-    assert rule.feeding(8) == Means(ahead=True, slots=4)  # 4 records come in 4 s of attention, for nothing
+    assert rule.feeding(8) == Means(ahead=True, slots=10)  # 4 of them come in 4 s of attention, for nothing
     up_to, choice = rule.windows_up_to()
     assert (up_to, choice.way) == (0, "chosen")  # a window takes longer than a pass
     assert choice.costs["windows"].link_bytes == 0, "in the long run such a cache holds everything"
@@ -94,4 +94,4 @@ def test_what_the_cache_holds_now_counts_for_a_pass():
     assert not rule.feeding(2).ahead, "attention hides nothing, and most of what came would not be chosen"
     rig.cache.turn(Touched(np.arange(32), np.ones(32, np.int64), 1))
     assert rig.cache.resident.all()
-    assert rule.feeding(limits.MAX_PREFILL_CHUNK_ROWS).slots == 4
+    assert rule.feeding(limits.MAX_PREFILL_CHUNK_ROWS).slots == 10

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from lanes.counters import Counters
 from lanes.experts.gpu.prompt import Borrowed
@@ -26,7 +25,7 @@ class Ended:
 
     chosen: npt.NDArray[np.int32]  # [N, R, K] expert ids, -1 where nothing ran
     first_key: Ints  # [N, 1, 1] of each entry's layer
-    wide: torch.Tensor | None  # int32 [L, E] on the device: uses in windows too long for the log
+    wide: npt.NDArray[np.int64] | None  # [L, E]: uses in windows too long for the log
     resident: npt.NDArray[np.bool_]  # [L, E]
     kept: int  # rows that were right
     cpu_of_misses: I32 | None  # the CPU's share of a layer's misses; None: it had none
@@ -64,6 +63,6 @@ class Ended:
         ids = self.chosen[:, :rows]
         uses = np.bincount((ids + self.first_key)[ids >= 0], minlength=self.resident.size)
         if self.wide is not None:
-            uses += self.wide.cpu().numpy().reshape(-1)  # of a prompt: waits for the device
+            uses += self.wide.reshape(-1)
         keys = np.flatnonzero(uses)
         return keys, uses[keys]

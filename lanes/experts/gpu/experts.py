@@ -182,6 +182,8 @@ class GpuExperts:
         A decode window is counted, and thought about, when somebody lets it `think`.
         Raises HandshakeLost where the CPU's share was lost: what the window computed is void.
         """
+        if self._is_wide and self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
         borrowed, share = self._prompt.end_window(), self.share if self._shared else None
         counts = None if share is None else share.counts
         if share is not None:

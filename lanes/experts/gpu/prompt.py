@@ -28,6 +28,7 @@ from lanes.experts.ring import Step
 from lanes.experts.slots import Arrival, Mark
 from lanes.kernels import experts, grouped, places
 from lanes.kernels.experts import QuantisedRows
+from lanes.kernels.fetch import fetch
 from lanes.kernels.places import Asked
 from shared_experts.manifest import ExpertsInfo
 
@@ -149,7 +150,7 @@ class PromptExperts:
                 for expert, slot in step.copies:
                     table[expert] = self._borrowed.address(slot)
         addresses = torch.empty(count, dtype=torch.int64, device=self._device)
-        places.fetch(self._table, addresses)
+        fetch(self._table, addresses)
         room = max(limits.PROMPT_PLACES, int(of_expert.max()))
         room = min(room, ids.numel())
         h, y = (torch.empty(room, width, device=self._device) for width in (self._layout.intermediate, len(x[0])))

@@ -41,7 +41,7 @@ def test_the_grouped_kernels_reach_the_tensor_cores_without_spills(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     (kernels,) = json.loads(done.stdout)["kernels"].values()
-    assert {"tiles", "fetch", "gate_up", "quantise", "down", "add"} == set(kernels)
+    assert {"tiles", "gate_up", "quantise", "down", "add"} == set(kernels)
     for name, figures in kernels.items():
         assert figures["spills"] == figures["stack_bytes"] == figures["inexact"] == 0, (name, figures)
     assert kernels["gate_up"]["tensor_core_dots"] > 0
