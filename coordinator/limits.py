@@ -129,6 +129,7 @@ GATE_SILENT_S: Final = 5.0  # of the coordinator's host, in TCP: then its genera
 
 # --- Text -------------------------------------------------------------------------------------------------------------
 INLINE_ENCODE_CHARS: Final = 4096  # longer texts are encoded in a worker thread
+SMALL_BODY_BYTES: Final = 4 * KIB  # read and parsed before there is known to be room: 30 µs, and its mistakes are told
 INLINE_PARSE_BYTES: Final = 64 * KIB  # larger bodies are parsed in a worker thread
 INLINE_PROMPT_TOKENS: Final = 8192  # longer prompts are checked and chained in a worker thread: 100,000 take 6 ms
 TEXT_THREADS: Final = 2

@@ -154,8 +154,10 @@ class _Door:
         endpoint = ENDPOINTS[request.path]
         caller = parse_caller(request.headers, request[_REQUEST_ID_KEY], request[_TENANT_KEY])
         _check_head(request)
-        self._serving.dispatcher.check_open(request[_TENANT_KEY])  # the body is not even read
+        if request.content_length is None or request.content_length > limits.SMALL_BODY_BYTES:
+            self._serving.dispatcher.check_open(request[_TENANT_KEY])  # the body is not even read
         asked = await self._read(request, lambda data: endpoint.parse(parse_json(data)))
+        self._serving.dispatcher.check_open(request[_TENANT_KEY])  # nothing is made of it
         answering = await endpoint.begin(self._serving, asked, caller)
         return await respond(answering.turn, answering.writer, request, _id_headers(request), stream=answering.stream)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,26 @@ async def test_a_full_queue_is_429_with_retry_after(tmp_path: Path) -> None:
             assert (status, body["error"]["code"]) == (429, "queue_full")
             assert 1 <= int(headers["retry-after"]) <= limits.RETRY_AFTER_MAX_S
         assert [status for status, _, _ in await asyncio.gather(*tasks)] == [200, 200]
+
+
+async def test_a_full_server_still_tells_what_is_wrong_with_a_small_body(tmp_path: Path) -> None:
+    """Of a larger one, or one of unknown length, not a byte is read."""
+
+    async def told(body: bytes | AsyncIterator[bytes]) -> tuple[int, str]:
+        headers = {"content-type": "application/json"}
+        async with cluster.http.post(COMPLETIONS, data=body, headers=headers) as response:
+            return response.status, (await response.json())["error"]["code"]
+
+    async def in_chunks() -> AsyncIterator[bytes]:
+        yield b"{"
+
+    async with open_doors(tmp_path, lanes=1, queue_requests=0) as cluster:
+        wrong = b'{"prompt": 5'
+        assert await told(wrong.ljust(limits.SMALL_BODY_BYTES)) == (400, "invalid_request")
+        assert await told(wrong.ljust(limits.SMALL_BODY_BYTES + 1)) == (429, "queue_full")
+        assert await told(in_chunks()) == (429, "queue_full")
+        assert await told(b"") == (400, "invalid_request")
+        assert await told(b'{"prompt": "5"}') == (429, "queue_full")  # nothing is wrong with it: no room
 
 
 async def test_without_lanes_503_and_while_one_may_come_the_request_waits(tmp_path: Path) -> None:

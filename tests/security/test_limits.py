@@ -285,6 +285,8 @@ ELSEWHERE = {
     "coordinator.IDENTITY_BYTES": "unit/test_host_identity.py::test_the_size_of_a_file",
     "coordinator.JOIN_BYTES": "fault/test_hosts.py::test_the_size_of_what_a_host_says",
     "coordinator.BODY_BYTES": "contract/test_door_http.py::test_the_size_of_a_body",
+    "coordinator.SMALL_BODY_BYTES":
+        "contract/test_door_faults.py::test_a_full_server_still_tells_what_is_wrong_with_a_small_body",
     "coordinator.GENERATION_CONFIG_BYTES": "unit/test_generation_config.py::test_size_at_the_limit",
     "coordinator.CLIENT_REQUEST_ID_CHARS":
         "contract/test_door_http.py::test_ids_are_the_servers_and_the_clients_is_only_echoed",
