@@ -34,6 +34,7 @@ from coordinator.tls import named_tls
 @click.option("--tls-key", type=click.Path(path_type=Path))
 @click.option("--join-at", metavar="HOST:PORT", help="Where other hosts join.")
 @click.option("--identity", type=click.Path(path_type=Path), help="This host's certificate for them.")
+@click.option("--alike", multiple=True, metavar="OPTION=VALUE", help="Of lanes, on every host.")
 @click.option("--drain-s", type=float, default=10.0, help="How long running answers may go on after SIGTERM.")
 @click.option("--log-json", is_flag=True)
 def command(
@@ -50,10 +51,12 @@ def command(
     tls_key: Path | None,
     join_at: str | None,
     identity: Path | None,
+    alike: tuple[str, ...],
     drain_s: float,
     log_json: bool,
 ) -> None:
     """Requests to lanes: doors, queue, placement, and the restarts of lanes and owner."""
+    others = join_at and identity and HostDoor(parse_host_door(join_at), identity, dict(map(_pair, alike)))
     configure_logging(json_lines=log_json, process="coordinator")
     give_way()
     config = CoordinatorConfig(
@@ -68,9 +71,14 @@ def command(
         check_otlp(otlp) if otlp else None,
         tenants,
         named_tls(tls_cert, tls_key),
-        HostDoor(parse_host_door(join_at), identity) if join_at and identity else None,
+        others or None,
     )
     asyncio.run(run_coordinator(config))
+
+
+def _pair(words: str) -> tuple[str, str]:
+    option, _, value = words.partition("=")
+    return option, value
 
 
 def main() -> None:

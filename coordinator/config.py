@@ -13,7 +13,7 @@ import re
 import socket
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coordinator.errors import BadAddress, BadOption, BadPack
@@ -88,6 +88,7 @@ class HostDoor:
 
     address: Address
     identity: Path  # checked by whoever opens the door
+    alike: Mapping[str, str] = field(default_factory=dict)  # options that all hosts' lanes must have
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,13 +76,10 @@ async def run_coordinator(config: CoordinatorConfig) -> None:
                 tls=config.tls,
             )
             operations = Operations(roster, doors.serving.dispatcher.running)
-            joining = (
-                host_door(
-                    roster, Served.of(fingerprint), doors.serving.dispatcher.running, identity, config.hosts.address
-                )
-                if config.hosts and identity
-                else contextlib.nullcontext()
-            )
+            joining: contextlib.AbstractAsyncContextManager[object] = contextlib.nullcontext()
+            if config.hosts and identity:
+                served = Served.of(fingerprint, config.hosts.alike)
+                joining = host_door(roster, served, doors.serving.dispatcher.running, identity, config.hosts.address)
             async with (
                 joining,
                 _page(metrics, roster, doors, config),

@@ -1,7 +1,7 @@
 """The door for hosts: `hosts.proto` over TCP with mutual TLS.
 
 Not here: what a host that is there means (fleet.hosts). Invariants: a caller is who its certificate says, whatever it
-sends; a host joins only with the same version and the same pack, and learns of a refusal with its reason.
+sends; a host joins only with the same version, pack and options of lanes, and learns of a refusal with its reason.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
@@ -37,11 +37,12 @@ class Served:
 
     version: str
     fingerprint: bytes
+    alike: Mapping[str, str] = field(default_factory=dict)  # options of its lanes, as `LaneOptions.alike` has them
 
     @classmethod
-    def of(cls, fingerprint: bytes) -> Served:
+    def of(cls, fingerprint: bytes, alike: Mapping[str, str] | None = None) -> Served:
         """With the version of this program."""
-        return cls(importlib.metadata.version("expressway"), fingerprint)
+        return cls(importlib.metadata.version("expressway"), fingerprint, alike or {})
 
 
 class HostService(hosts_pb2_grpc.HostsServicer):
@@ -82,6 +83,13 @@ class HostService(hosts_pb2_grpc.HostsServicer):
             raise OperationFailed(f"another version: {request.version[:64]!r} here, {self._served.version!r} there")
         if request.fingerprint != self._served.fingerprint:
             raise OperationFailed("another pack: its fingerprint is not that of the coordinator's")
+        for option in sorted({*request.alike, *self._served.alike}):
+            here, there = request.alike.get(option, "nothing"), self._served.alike.get(option, "nothing")
+            if here != there:
+                raise OperationFailed(
+                    f"other lanes: {option[:64]} is {here[:64]!r} here and {there!r} there; "
+                    "what a conversation is told must not depend on its lane"
+                )
         if len(request.incarnation) != INCARNATION_BYTES:
             raise OperationFailed("no incarnation")
         address = Address.parse(request.address, anywhere=True)

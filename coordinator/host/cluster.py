@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,11 +20,11 @@ from coordinator import limits
 from coordinator.config import Address, ServeConfig, choose_address, split_cores
 from coordinator.errors import BadAddress, Interrupted, RunDirError
 from coordinator.host.clusters import clear_stale, who_listens
-from coordinator.host.plan import plan_cluster, plan_lane
+from coordinator.host.plan import plan_added, plan_cluster
 from coordinator.host.rundir import RunDir
 from coordinator.host.signals import Signals
 from coordinator.host.startup import OnProgress, Ready, wait_ready
-from coordinator.host.supervisor import COORDINATOR, Managed, Supervisor, serve_keepers
+from coordinator.host.supervisor import COORDINATOR, Supervisor, serve_keepers
 from coordinator.launchers import open_launcher
 
 log = structlog.get_logger()
@@ -63,7 +64,8 @@ async def run_cluster(
     it could not be done; `Interrupted`, that the signal came before it served."""
     signals = Signals()
     signals.listen()
-    cores = split_cores(sorted(os.sched_getaffinity(0)), config.lanes, config.cores_per_lane)
+    allowed = sorted(os.sched_getaffinity(0))
+    cores = split_cores(allowed, config.lanes, config.cores_per_lane)
     os.umask(0o077)
     run_dir = RunDir.claim(config.cluster, env)
     try:
@@ -78,12 +80,10 @@ async def run_cluster(
         launcher = open_launcher(config.launcher, run_dir)
         signals.listen()  # again: Ray has put a handler of its own there
         try:
-
-            def one_more(number: int) -> Managed:
-                shared = split_cores(sorted(os.sched_getaffinity(0)), number + 1)
-                return plan_lane(config.lane, number, run_dir, shared[number], env, park=config.park_bytes > 0)
-
-            supervisor = Supervisor(plan_cluster(config, run_dir, cores, env), launcher, plan_lane=one_more)
+            added = functools.partial(
+                plan_added, options=config.lane, allowed=allowed, run_dir=run_dir, env=env, park=config.park_bytes > 0
+            )
+            supervisor = Supervisor(plan_cluster(config, run_dir, cores, env), launcher, plan_lane=added)
             await _supervise(supervisor, config, run_dir, signals, on_progress, on_ready)
         finally:
             await launcher.close()

@@ -49,6 +49,7 @@ class Joiner:
             address=str(gate),
             incarnation=secrets.token_bytes(INCARNATION_BYTES),
             suffix=suffix,
+            alike=served.alike,
         )
         self._channel = grpc.aio.secure_channel(
             head,

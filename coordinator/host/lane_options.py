@@ -28,6 +28,16 @@ class LaneOptions:
     trace_folder: Path | None = None  # an absolute path; every lane that starts writes a new file into it
     log_json: bool = False
 
+    def alike(self) -> dict[str, str]:
+        """What every host of a cluster must say alike, as words: a conversation may go on at any lane, and what it is
+        told, or whether it fits, must not depend on which. The rest changes speed."""
+        return {
+            "--context": str(self.context_tokens or "the model's"),
+            "--prefill-routing": self.prefill_routing or "exact",
+            "--kv": self.kv or "exact",
+            "--drafts": "the pack's" if self.drafts is None else str(self.drafts),
+        }
+
     def argv(self) -> tuple[str, ...]:
         """As words of a command line."""
         said = {

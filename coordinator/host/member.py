@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -28,11 +29,11 @@ from coordinator.host.gate import Gate
 from coordinator.host.identity import Identity
 from coordinator.host.joiner import Joined, Joiner
 from coordinator.host.lane_options import LaneOptions
-from coordinator.host.plan import plan_host, plan_lane
+from coordinator.host.plan import plan_added, plan_host
 from coordinator.host.rundir import RunDir
 from coordinator.host.signals import Signals
 from coordinator.host.startup import OnProgress, check_alive
-from coordinator.host.supervisor import Managed, Supervisor, serve_keepers
+from coordinator.host.supervisor import Supervisor, serve_keepers
 from coordinator.launchers.local import LocalLauncher
 from coordinator.pack_facts import read_fingerprint
 from coordinator.tasks import first
@@ -90,22 +91,20 @@ async def run_member(
     signals = Signals()
     signals.listen()
     identity = Identity.load(config.identity)
-    served = Served.of(await asyncio.to_thread(read_fingerprint, config.lane.pack))
-    cores = split_cores(sorted(os.sched_getaffinity(0)), config.lanes, config.cores_per_lane)
+    served = Served.of(await asyncio.to_thread(read_fingerprint, config.lane.pack), config.lane.alike())
+    allowed = sorted(os.sched_getaffinity(0))
+    cores = split_cores(allowed, config.lanes, config.cores_per_lane)
     os.umask(0o077)
     async with contextlib.AsyncExitStack() as ends:
         run_dir = RunDir.claim(config.cluster, env)
         ends.callback(run_dir.release)
         clear_stale(env)
         config = replace(config, gate=choose_address(config.gate))
-        park = config.park_bytes > 0
-
-        def one_more(number: int) -> Managed:
-            shared = split_cores(sorted(os.sched_getaffinity(0)), number + 1)
-            return plan_lane(config.lane, number, run_dir, shared[number], env, park=park)
-
+        added = functools.partial(
+            plan_added, options=config.lane, allowed=allowed, run_dir=run_dir, env=env, park=config.park_bytes > 0
+        )
         processes = plan_host(config.lane, config.park_bytes, config.park_disk_bytes, run_dir, cores, env)
-        supervisor = Supervisor(processes, LocalLauncher(), plan_lane=one_more)
+        supervisor = Supervisor(processes, LocalLauncher(), plan_lane=added)
         ends.push_async_callback(supervisor.close)
         owner_socket = run_dir.socket("owner")
         keepers = await serve_keepers(supervisor, run_dir.socket("supervisor"), owner_socket)

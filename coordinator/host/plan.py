@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from coordinator.config import ServeConfig
+from coordinator.config import ServeConfig, split_cores
 from coordinator.errors import BadOption
 from coordinator.fleet.states import OWNER
 from coordinator.host.lane_options import LaneOptions
@@ -37,6 +37,7 @@ def plan_cluster(
         *(("--tls-cert", str(config.tls.certificate), "--tls-key", str(config.tls.key)) if config.tls else ()),
         *(("--join-at", str(config.hosts.address)) if config.hosts else ()),
         *(("--identity", str(config.hosts.identity)) if config.hosts else ()),
+        *(word for each in config.lane.alike().items() if config.hosts for word in ("--alike", "=".join(each))),
         *("--drain-s", str(config.drain_s)),
         *(("--log-json",) if log_json else ()),
     )
@@ -128,6 +129,19 @@ def plan_lane(
             raise BadOption(f"{name} needs a GPU of its own, but only {len(visible)} GPUs are visible")
         lane_env["CUDA_VISIBLE_DEVICES"] = visible[number] if visible else str(number)
     return Managed(ProcessSpec(name, argv, lane_env, run_dir.log(name), cores), address)
+
+
+def plan_added(
+    number: int,
+    *,
+    options: LaneOptions,
+    allowed: Sequence[int],
+    run_dir: RunDir,
+    env: Mapping[str, str],
+    park: bool,
+) -> Managed:
+    """One lane more than there were: its part of all `allowed` cores; those of the others stay as they are."""
+    return plan_lane(options, number, run_dir, split_cores(list(allowed), number + 1)[number], env, park=park)
 
 
 def child_env(env: Mapping[str, str], *, gpu: bool) -> dict[str, str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import coordinator.__main__ as coordinator_main
-from coordinator.config import Address, ServeConfig
+from coordinator.config import Address, HostDoor, ServeConfig
 from coordinator.errors import BadOption
 from coordinator.host.lane_options import LaneOptions
-from coordinator.host.plan import child_env, plan_cluster
+from coordinator.host.plan import child_env, plan_added, plan_cluster
 from coordinator.host.rundir import RunDir
 from lanes.config import parse as parse_lane
 from shared_experts.cli_own import own
@@ -78,6 +78,27 @@ def test_everybody_understands_what_is_asked(run_dir, changes):
     assert asked["supervisor"] == f"unix:{run_dir.path}/supervisor.sock"
     assert (asked["page"], asked["owner"]) == ("127.0.0.1:8002", run_dir.path / "owner.sock")
     assert asked["trace_requests"] == wanted.trace_requests
+    assert asked["alike"] == ()
+
+
+def test_the_coordinator_knows_what_lanes_of_all_hosts_have_alike(run_dir):
+    """Said or meant: what was not said is named by what it means, and equals the same said."""
+    hosts = HostDoor(Address("10.0.0.1", 7443), Path("/ids/head.pem"))
+    wanted = config(context_tokens=512, kv="int8", drafts=0, hosts=hosts)
+    argv = arguments(plan_cluster(wanted, run_dir, [(0,), (0,)], ENV)[-1], "coordinator")
+    asked = coordinator_main.command.make_context("coordinator", argv).params
+    said = dict(map(coordinator_main._pair, asked["alike"]))
+    assert said == wanted.lane.alike()
+    assert said == {"--context": "512", "--kv": "int8", "--prefill-routing": "exact", "--drafts": "0"}
+    assert config(kv="exact", prefill_routing="exact").lane.alike() == config().lane.alike()
+    assert {config(**each).lane.alike()["--drafts"] for each in ({}, {"drafts": 3})} == {"the pack's", "3"}
+
+
+def test_a_lane_that_is_added_gets_its_part_of_the_cores(run_dir):
+    added = plan_added(2, options=config().lane, allowed=range(6), run_dir=run_dir, env=ENV, park=True)
+    lane = parse_lane(arguments(added, "lanes"), {}, frozenset(range(6)))
+    assert (lane.name, lane.cores) == ("lane-2", (4, 5))
+    assert lane.park is not None
 
 
 def test_owners_of_all_clusters_of_a_user_meet_in_one_place(run_dir):

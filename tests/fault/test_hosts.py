@@ -36,7 +36,7 @@ from tests.fault.test_fleet_processes import QUICK, fake_lane, folder, states, s
 
 assert folder  # a fixture
 
-SERVED = Served.of(b"f" * 32)
+SERVED = Served.of(b"f" * 32, {"--kv": "exact", "--drafts": "2"})
 SLOW = ("--token-delay-s", "0.01")
 CUT_OFF_S = 2.5  # as the fleet's own limit in these tests
 
@@ -235,6 +235,14 @@ async def test_who_is_no_member_is_refused_with_a_reason(folder: Path, ids: Path
         identity = Identity.load(ids / "b.pem")
         assert "another pack" in await refused(identity, replace(SERVED, fingerprint=b"g" * 32), here.door)
         assert "another version" in await refused(identity, replace(SERVED, version="0"), here.door)
+        other_lanes = await refused(identity, replace(SERVED, alike={**SERVED.alike, "--kv": "int8"}), here.door)
+        assert "--kv is 'int8' here and 'exact' there" in other_lanes
+        assert "--drafts is 'nothing' here and '2' there" in await refused(
+            identity, replace(SERVED, alike={"--kv": "exact"}), here.door
+        )
+        assert "--x is 'y' here" in await refused(
+            identity, replace(SERVED, alike={**SERVED.alike, "--x": "y"}), here.door
+        )
         assert "no other host" in await refused(Identity.load(ids / "head.pem"), SERVED, here.door)
         await refused(Identity.load(strange / "b.pem"), SERVED, here.door)  # it never gets an answer
         async with grpc.aio.insecure_channel(str(here.door)) as channel:

@@ -24,21 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18laneproto/v1/hosts.proto\x12\x13\x65xpressway.hosts.v1\"\x83\x01\n\x0bJoinRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x0c\x12\x0e\n\x06suffix\x18\x06 \x01(\t\"=\n\tJoinReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05lanes\x18\x02 \x01(\r\x12\x13\n\x0blanes_ready\x18\x03 \x01(\r\"3\n\x0cLeaveRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x0e\n\x06suffix\x18\x02 \x01(\t\"\x0c\n\nLeaveReply2\x9e\x01\n\x05Hosts\x12H\n\x04Join\x12 .expressway.hosts.v1.JoinRequest\x1a\x1e.expressway.hosts.v1.JoinReply\x12K\n\x05Leave\x12!.expressway.hosts.v1.LeaveRequest\x1a\x1f.expressway.hosts.v1.LeaveReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18laneproto/v1/hosts.proto\x12\x13\x65xpressway.hosts.v1\"\xed\x01\n\x0bJoinRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\x0c\x12\x0e\n\x06suffix\x18\x06 \x01(\t\x12:\n\x05\x61like\x18\x07 \x03(\x0b\x32+.expressway.hosts.v1.JoinRequest.AlikeEntry\x1a,\n\nAlikeEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\tJoinReply\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05lanes\x18\x02 \x01(\r\x12\x13\n\x0blanes_ready\x18\x03 \x01(\r\"3\n\x0cLeaveRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x0e\n\x06suffix\x18\x02 \x01(\t\"\x0c\n\nLeaveReply2\x9e\x01\n\x05Hosts\x12H\n\x04Join\x12 .expressway.hosts.v1.JoinRequest\x1a\x1e.expressway.hosts.v1.JoinReply\x12K\n\x05Leave\x12!.expressway.hosts.v1.LeaveRequest\x1a\x1f.expressway.hosts.v1.LeaveReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'laneproto.v1.hosts_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_JOINREQUEST_ALIKEENTRY']._loaded_options = None
+  _globals['_JOINREQUEST_ALIKEENTRY']._serialized_options = b'8\001'
   _globals['_JOINREQUEST']._serialized_start=50
-  _globals['_JOINREQUEST']._serialized_end=181
-  _globals['_JOINREPLY']._serialized_start=183
-  _globals['_JOINREPLY']._serialized_end=244
-  _globals['_LEAVEREQUEST']._serialized_start=246
-  _globals['_LEAVEREQUEST']._serialized_end=297
-  _globals['_LEAVEREPLY']._serialized_start=299
-  _globals['_LEAVEREPLY']._serialized_end=311
-  _globals['_HOSTS']._serialized_start=314
-  _globals['_HOSTS']._serialized_end=472
+  _globals['_JOINREQUEST']._serialized_end=287
+  _globals['_JOINREQUEST_ALIKEENTRY']._serialized_start=243
+  _globals['_JOINREQUEST_ALIKEENTRY']._serialized_end=287
+  _globals['_JOINREPLY']._serialized_start=289
+  _globals['_JOINREPLY']._serialized_end=350
+  _globals['_LEAVEREQUEST']._serialized_start=352
+  _globals['_LEAVEREQUEST']._serialized_end=403
+  _globals['_LEAVEREPLY']._serialized_start=405
+  _globals['_LEAVEREPLY']._serialized_end=417
+  _globals['_HOSTS']._serialized_start=420
+  _globals['_HOSTS']._serialized_end=578
 # @@protoc_insertion_point(module_scope)
