@@ -1,8 +1,8 @@
 """The GPU's side of the CPU share's handshake as kernels: ring the doorbell, wait for the done word.
 
 Both words are in mapped host memory and drawn in lanes/native/share.h. The wait ends when the word reaches its number,
-which the host also makes it do after an error, so it never hangs. Where streams can write and await words themselves
-(lanes.experts.gpu.doorbell) that is used instead: a waiting kernel holds a multiprocessor's slot.
+which the host also makes it do after an error, so it never hangs. A waiting kernel holds one warp's slot; in return it
+begins early (lanes.kernels.early), which a stream's own write and wait of words cannot, and lets the next one do so.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ import torch
 import triton
 import triton.language as tl
 
+from lanes.kernels import early
 from lanes.kernels.arithmetic import INTERPRETED
 
 
 def ring(word: torch.Tensor, number: int) -> None:
     """word int64 [1] becomes `number`; the host that sees it sees everything that earlier launches wrote."""
-    _ring[(1,)](word, number, num_warps=1)
+    _ring[(1,)](word, number, num_warps=1, **early.options())
 
 
 def wait(word: torch.Tensor, number: int) -> None:
     """Later launches run when word int64 [1] is at least `number`."""
-    _wait[(1,)](word, number, num_warps=1)
+    _wait[(1,)](word, number, num_warps=1, **early.options())
 
 
 @triton.jit(do_not_specialize=["number"])
-def _ring(word, number):
+def _ring(word, number, EARLY: tl.constexpr):
+    early.behind(EARLY)
     if INTERPRETED:
         tl.store(word, number)
     else:
@@ -38,7 +40,8 @@ def _ring(word, number):
 
 
 @triton.jit(do_not_specialize=["number"])
-def _wait(word, number):
+def _wait(word, number, EARLY: tl.constexpr):
+    early.behind(EARLY)
     seen = tl.load(word, volatile=True)
     while seen < number:
         seen = tl.load(word, volatile=True)

@@ -1,9 +1,9 @@
 """Two ways for a stream to ring the CPU's doorbell and to wait for its answer; both can be captured in a graph.
 
-    StreamWords    the stream writes and awaits the words itself: no multiprocessor is held
     KernelWords    two small kernels (lanes.kernels.doorbell); the only way on device "cpu"
+    StreamWords    the stream writes and awaits the words itself: no multiprocessor is held
 
-Which one works on a GPU is found out at start (share). Not here: the words' meaning (lanes/native/share.h).
+Which one works on a GPU is found out at start (probe). Not here: the words' meaning (lanes/native/share.h).
 """
 
 from __future__ import annotations
