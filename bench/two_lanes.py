@@ -2,7 +2,8 @@
 
 A synthetic model (bench.synthetic) is held by this process as an owner holds one. Lanes are real processes over their
 sockets; each goes through a closed loop of answers along the model's walk, no drafts, one conversation at a time. Also
-told: the region's pages over all processes. Not here: a coordinator and doors (`expressway bench` drives those).
+told: the region's pages over all processes and, with --read, how fast prompts of that length are read alone and by both
+at once. Not here: a coordinator and doors (`expressway bench` drives those).
 
     python -m bench.two_lanes --device cuda --vram-budget 16GiB --cores 0-15 --cores 16-31
 
@@ -27,6 +28,7 @@ import grpc
 
 from bench.aligned import Rules, Stamp, Stream, aligned_aggregate
 from bench.memory import region_memory
+from bench.prefill import Reading, read
 from bench.result import frame, write
 from bench.second_lane import Child, StartFailed, running
 from bench.synthetic.__main__ import described
@@ -37,6 +39,7 @@ from shared_experts.owner import run_directory
 
 PROMPT_TOKENS = 64
 ANSWER_LIMIT_S = 600.0
+SAID = ("vram_budget", "expert_share", "prefill_chunk", "prompt_reading")  # events of a lane's log
 
 Figures = dict[str, Any]
 
@@ -87,7 +90,8 @@ def options(chosen: argparse.Namespace, synthetic: Synthetic, run: Path, number:
     return [
         "lanes", "--owner", str(run / "owner.sock"), "--pack", str(synthetic.folder), "--name", f"lane-{number}",
         "--listen", f"unix:{run}/lane-{number}.sock", "--device", chosen.device, "--drafts", "0", "--vram-budget",
-        chosen.vram_budget, "--context", str(PROMPT_TOKENS + chosen.tokens + 8), "--prefill-chunk", "256",
+        chosen.vram_budget, "--context", str(max(PROMPT_TOKENS + chosen.tokens, chosen.read) + 8),
+        *(("--prefill-chunk", str(chosen.prefill_chunk)) if chosen.prefill_chunk else ()),
         *(("--cores", *cores) if cores else ()),
     ]  # fmt: skip
 
@@ -104,6 +108,36 @@ def started(chosen: argparse.Namespace, synthetic: Synthetic, run: Path, stack: 
     return lanes
 
 
+def shown(reading: Reading) -> Figures:
+    """Of one prompt; what a lane counts of its link is null where nothing came over one."""
+    streamed = reading.streaming_ns or None
+    return {
+        "tokens_per_s": round(reading.tokens / reading.seconds, 1), "first_token_s": round(reading.seconds, 4),
+        **{k: v for k, v in asdict(reading).items() if not k.endswith("_ns")},
+        "streaming_s": streamed and round(streamed / 1e9, 4),
+        "stream_wait_s": streamed and round(reading.stream_wait_ns / 1e9, 4),
+    }  # fmt: skip
+
+
+def readings(synthetic: Synthetic, sockets: Sequence[Path], tokens: int, pool: ThreadPoolExecutor) -> Figures:
+    """Each lane reads a prompt to warm up and one alone, then both at once; all prompts differ."""
+    number = 0
+
+    def prompt() -> list[int]:
+        nonlocal number
+        number += 1
+        return synthetic.walk.stretch(number * 997, tokens)
+
+    cold = [read(socket, prompt()) for socket in sockets]
+    alone = [read(socket, prompt()) for socket in sockets]
+    beside = list(pool.map(read, sockets, [prompt() for _ in sockets]))
+    return {
+        "prompt_tokens": tokens, "cold": [shown(r) for r in cold], "alone": [shown(r) for r in alone],
+        "beside": [shown(r) for r in beside],
+        "of_alone": [round(a.seconds / b.seconds, 3) for a, b in zip(alone, beside, strict=True)],
+    }  # fmt: skip
+
+
 def told(lanes: dict[str, list[Stream]], rules: Rules) -> Figures:
     """An aggregate as it is written down."""
     found = aligned_aggregate(lanes, rules)
@@ -118,6 +152,7 @@ def measured(synthetic: Synthetic, run: Path, chosen: argparse.Namespace) -> Fig
     """Every figure of the result."""
     with synthetic.lend(run / "owner.sock"), ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         lanes = started(chosen, synthetic, run, stack)
+        sockets = [run / f"lane-{number}.sock" for number in range(2)]
         half = len(synthetic.walk.order) // 2
         writers = [Writer(synthetic, run / f"lane-{number}.sock", number * half, chosen.tokens) for number in range(2)]
 
@@ -126,6 +161,7 @@ def measured(synthetic: Synthetic, run: Path, chosen: argparse.Namespace) -> Fig
             found = pool.map(Writer.loop, writers, [until_s] * 2)
             return {f"lane-{number}": streams for number, streams in enumerate(found)}
 
+        prompts = readings(synthetic, sockets, chosen.read, pool) if chosen.read else None
         both(chosen.warm_s)
         alone = []
         for number, writer in enumerate(writers):
@@ -135,7 +171,7 @@ def measured(synthetic: Synthetic, run: Path, chosen: argparse.Namespace) -> Fig
             writer.hits = writer.misses = 0
         together = told(both(chosen.seconds), Rules(min_window_s=0.9 * chosen.seconds))
         memory = region_memory(os.getpid(), [lane.pid for lane in lanes])
-        said = [{name: lane.said(name) for name in ("vram_budget", "expert_share")} for lane in lanes]
+        said = [{name: lane.said(name) for name in SAID} for lane in lanes]
     rates = [one["tokens_per_s"] for one in alone]
     return {
         "aggregate_tokens_per_s": together["tokens_per_s"],
@@ -148,7 +184,7 @@ def measured(synthetic: Synthetic, run: Path, chosen: argparse.Namespace) -> Fig
             "pages_once": memory.mapping_pss_bytes_sum <= memory.region_bytes,
             "total_pss_bytes": memory.total_pss_bytes, "with_private_copies_bytes": memory.private_copies_bytes,
         },
-        "lanes_said": said,
+        "prompts": prompts, "lanes_said": said,
     }  # fmt: skip
 
 
@@ -161,6 +197,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--vram-budget", default="16GiB", metavar="BYTES", help="of each lane (default: %(default)s)")
     add("--cores", action="append", default=[], metavar="LIST", help="of lane 0, then of lane 1 (default: all)")
     add("--tokens", type=int, default=1024, help="of an answer (default: %(default)s)")
+    add("--prefill-chunk", type=int, metavar="ROWS", help="of the lanes (default: their own)")
+    add("--read", type=int, default=0, metavar="TOKENS", help="also read prompts of this length (default: none)")
     add("--warm-s", type=float, default=10.0, help="both, before anything is measured (default: %(default)s)")
     add("--alone-s", type=float, default=15.0, help="each lane alone (default: %(default)s)")
     add("--seconds", type=float, default=62.0, help="both at once (default: %(default)s)")
