@@ -46,6 +46,7 @@ from lanes.kernels import (
     places,
     post,
     products,
+    prompt_attention,
     route,
     sampling,
     shared,
@@ -57,7 +58,7 @@ HIDDEN, INNER, CHOSEN, EXPERTS = 2560, 640, 10, 512
 COUNTED = {
     "loads_16_bytes": r"LDG\.E[.\w]*\.128", "loads": "LDG", "spills": "LDL|STL", "barriers": r"BAR\.SYNC",
     "shared_stores": "STS", "shuffles": "SHFL", "integer_dots": "IDP",
-    "tensor_core_dots": "IMMA|IGMMA",
+    "tensor_core_dots": "IMMA|IGMMA|HMMA|HGMMA",
 }  # fmt: skip
 
 
@@ -235,6 +236,17 @@ def launch_attention(rows: int) -> None:
     attention.merge(shape, partial, length, attention.gates(shape, projected), queries.heads)
 
 
+def launch_prompt(rows: int) -> None:
+    """What is launched for a prompt's chunk of `rows` beside its experts, at the largest context and the true sizes."""
+    shape, tokens = attention.AttentionShape(24, 2, 256, 4, 128, 32, 4, 512), 262_144
+    queries = torch.empty((rows, 24, 256), dtype=torch.bfloat16)
+    keys = torch.empty((2, tokens, 256), dtype=torch.bfloat16)
+    gates = torch.empty(1, 24, 512).expand(rows, 24, 512)[:, :, 256:]
+    chosen = torch.empty((rows, 512), dtype=torch.int32)
+    prompt_attention.attend(shape, queries, chosen, tokens - rows, keys, keys, gates, queries)
+    index.choose_rows(torch.empty((4, 4, tokens // 4)), tokens - 4, 4, 512, 128, tokens // 4)
+
+
 def compiled_by(launch: Callable[..., None], given: tuple[Any, ...]) -> dict[str, dict[str, int]]:
     """`compiled`, as another process can be asked for it."""
     return compiled(lambda: launch(*given))
@@ -253,6 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tasks: list[tuple[str, Callable[..., None], tuple[Any, ...]]]
     tasks = [(f"{format}, {rows} rows", launch_experts, (format, rows)) for format in formats for rows in windows]
     tasks += [(f"{format}, chunk", launch_grouped, (format, options.chunk)) for format in formats if options.chunk]
+    tasks += [("prompt", launch_prompt, (options.chunk,))] if options.chunk else []
     for rows in windows:
         tasks += [(f"{launch.__name__.removeprefix('launch_')}, {rows} rows", launch, (rows,))
                   for launch in (launch_dense, launch_fused, launch_attention)]  # fmt: skip

@@ -250,11 +250,11 @@ def _attend(
         head = kv * G + g
         q_at = queries + (row * A + head[:, None]) * D + d[None, :]
         q = tl.load(q_at, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)  # [GP, DP]
-        s = _product(q, tl.trans(k)) * SCALE  # [GP, SPLIT]
+        s = product(q, tl.trans(k)) * SCALE  # [GP, SPLIT]
         s = tl.where(known[None, :], s, float("-inf"))
         top = tl.max(s, axis=1)
         e = tl.exp(s - top[:, None])
-        out = _product(e.to(v.dtype), v)
+        out = product(e.to(v.dtype), v)
         place = (row * S + split) * A + head
         tl.store(greatest + place, top, mask=g < G)
         tl.store(total + place, tl.sum(e, axis=1), mask=g < G)
@@ -262,7 +262,7 @@ def _attend(
 
 
 @triton.jit
-def _product(a, b):
+def product(a, b):
     """fp32 sums of products of either type; the interpreter cannot multiply bf16, whose products fp32 holds exactly."""
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)

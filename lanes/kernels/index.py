@@ -1,8 +1,10 @@
-"""Which blocks of a long context each row of a window reads: scores, then the best ones, in at most three launches.
+"""Which blocks of a long context each row reads: scores, then the best ones, in at most three launches.
 
     score     scores[r, b] = sum over heads of relu(q . key_b) / sqrt(J), of complete blocks only
     select    the k best of every chunk of 4,096 blocks
     merge     the k best of those (not launched where the capacity is one chunk)
+
+A prompt's rows are too many for `score`: their products with the keys come from a library, and `choose_rows` goes on.
 
 Shapes are those of the capacity; how many blocks count is computed from `length` on the device, so one graph serves a
 conversation as it grows. Rows with at most k complete blocks read everything: no launch does anything for them.
@@ -64,19 +66,48 @@ def choose(
     blocks, chosen = block_keys.shape[0], out.ids.shape[1]
     if blocks <= chosen:
         return
-    chunks = triton.cdiv(blocks, CHUNK)
     _score[(triton.cdiv(blocks, SCORED),)](
         queries, block_keys, length, out.scores, R=rows, I=heads, J=size, JP=triton.next_power_of_2(size), B=blocks,
         T=block_tokens, K=chosen, SCALE=size**-0.5, SCORED=SCORED, num_warps=4,
     )  # fmt: skip
-    width = min(CHUNK, triton.next_power_of_2(blocks))
-    _select[(chunks, rows)](
-        out.scores, length, out.ids if chunks == 1 else out.candidates, out.bits, B=blocks, T=block_tokens, K=chosen,
-        N=chunks, CHUNK=width, num_warps=16 if width == CHUNK else 4,
+    _best_of(out.scores[:, None], blocks, length, block_tokens, out)
+
+
+def choose_rows(
+    products: torch.Tensor, start: int, block_tokens: int, chosen: int, size: int, capacity: int
+) -> torch.Tensor:  # fmt: skip
+    """int32 [R, K] of rows from position `start` on, which all have more than K complete blocks.
+
+    products fp32 [R, I, B]: index queries times keys of size J, of the blocks that are complete for the last row.
+    `capacity` in blocks: what is compiled depends on it instead of on B.
+    """
+    rows, _, blocks = products.shape
+    assert products.is_contiguous()
+    assert (start + 1) // block_tokens > chosen, start
+    assert (start + rows) // block_tokens <= blocks <= capacity, (start, rows, blocks, capacity)
+    chunks, device = triton.cdiv(capacity, CHUNK), products.device
+    width = chunks * chosen if chunks > 1 else 0
+    ids, bits, candidates = (
+        torch.empty((rows, n), dtype=torch.int32, device=device) for n in (chosen, width, width)
+    )  # fmt: skip
+    length = torch.full((1,), start, dtype=torch.int32, device=device)
+    _best_of(products, capacity, length, block_tokens, Chosen(ids, products, bits, candidates), size**-0.5)
+    return ids
+
+
+def _best_of(
+    scores: torch.Tensor, capacity: int, length: torch.Tensor, block_tokens: int, out: Chosen, scale: float = 0.0
+) -> None:  # fmt: skip
+    """scores [R, 1, B]; or with the scale of a score, products [R, I, B]."""
+    (rows, heads, blocks), chosen = scores.shape, out.ids.shape[1]
+    chunks, width = triton.cdiv(capacity, CHUNK), min(CHUNK, triton.next_power_of_2(capacity))
+    _select[(triton.cdiv(blocks, CHUNK), rows)](
+        scores, blocks, length, out.ids if chunks == 1 else out.candidates, out.bits, B=0 if scale else blocks, I=heads,
+        SCALE=scale, T=block_tokens, K=chosen, N=chunks, CHUNK=width, num_warps=16 if width == CHUNK else 4,
     )  # fmt: skip
     if chunks > 1:
         padded = triton.next_power_of_2(chunks * chosen)
-        assert padded <= MOST_CANDIDATES, (blocks, chosen)
+        assert padded <= MOST_CANDIDATES, (capacity, chosen)
         _merge_chunks[(rows,)](
             out.candidates, out.bits, length, out.ids, T=block_tokens, K=chosen, N=chunks, CHUNK=CHUNK, NP=padded,
             num_warps=8 if padded <= FEW.value else 32,
@@ -104,9 +135,10 @@ def _score(
             tl.store(scores + r * B + b, total * SCALE, mask=b < complete)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _select(
-    scores, length, ids, bits, B: tl.constexpr, T: tl.constexpr, K: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr
+    scores, blocks, length, ids, bits, B: tl.constexpr, I: tl.constexpr, SCALE: tl.constexpr, T: tl.constexpr,
+    K: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     chunk, row = tl.program_id(0), tl.program_id(1)
     complete = (tl.load(length) + row + 1) // T
@@ -114,7 +146,15 @@ def _select(
     if (complete > K) & (first < complete):
         b = first + tl.arange(0, CHUNK)
         known = b < complete
-        x = tl.load(scores + row * B + b, mask=known, other=0.0)
+        stride = blocks if B == 0 else B
+        at = scores + row.to(tl.int64) * I * stride + b
+        x = tl.load(at, mask=known, other=0.0)
+        if SCALE > 0.0:  # products of a row's heads
+            x = tl.where(x < 0.0, 0.0, x)  # NaN stays
+            for i in tl.static_range(1, I):
+                y = tl.load(at + i * stride, mask=known, other=0.0)
+                x += tl.where(y < 0.0, 0.0, y)
+            x *= SCALE
         # Scores are not negative, so they order as their bits do; + 0.0 makes -0 equal to 0, NaN ranks highest.
         value = tl.where(x == x, (x + 0.0).to(tl.int32, bitcast=True), 0x7FFFFFFF)
         value = tl.where(known, value, -1)

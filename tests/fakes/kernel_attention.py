@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lanes.kernels import attention, index, naive
+from lanes.kernels import attention, index, naive, prompt_attention
 from lanes.kernels.attention import Angles, AttentionShape, Kept, Norms, Partial, Queries
 from lanes.kernels.index import Chosen
 from lanes.models.qwen4_exp.rows import Rotary
@@ -168,3 +168,43 @@ def check_long_context(device: str, rows: int, capacity: int, length: int, kind:
             want[r] = ids[r]
     expected = naive.attention(queries, want, length, shape.block_tokens, on_host, gates)
     torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
+
+
+def check_rows(
+    device: str, shape: AttentionShape, start: int, rows: int, *, kind: torch.dtype = torch.float32, seed: int = 0,
+) -> None:  # fmt: skip
+    """A prompt's rows at some place of a sequence: the blocks chosen, and what is read; the memory behind is poison."""
+    rng = np.random.default_rng(seed)
+    end, size = start + rows, shape.block_tokens
+    room = end + 3 * size + -end % size
+    kept = kept_of(shape, room, kind, "cpu")
+    heads = (shape.kv_heads, end, shape.head_dim)
+    kept.keys[:, :end], kept.values[:, :end] = (random(rng, *heads).to(kind) for _ in range(2))
+    kept.block_keys[: end // size] = random(rng, end // size, shape.index_dim)
+    queries, gates = (random(rng, rows, shape.heads, shape.head_dim) for _ in range(2))
+    index_queries = random(rng, rows, shape.index_heads, shape.index_dim)
+    want_blocks = naive.chosen_blocks(index_queries, kept.block_keys, start, size, shape.chosen)
+    ours = Kept(*moved(kept, device))
+
+    dense = min(rows, max(0, (shape.chosen + 1) * size - 1 - start))
+    chosen = torch.empty((0, shape.chosen), dtype=torch.int32, device=device)
+    if dense < rows:
+        keys = ours.block_keys[: end // size]
+        products = (index_queries[dense:].to(device).flatten(0, 1) @ keys.T).unflatten(0, (-1, shape.index_heads))
+        capacity = len(ours.block_keys)
+        chosen = index.choose_rows(products, start + dense, size, shape.chosen, shape.index_dim, capacity)
+        for r, ids in enumerate(chosen.cpu().long(), dense):
+            swapped = set(ids.tolist()) ^ set(want_blocks[r].tolist())
+            assert ids.tolist() == sorted(set(ids.tolist()))
+            assert len(swapped) <= (4 if device == "cuda" else 0), (start + r, swapped)
+            want_blocks[r] = ids
+    spread = torch.full((rows, shape.heads, 2 * shape.head_dim), NOT_A_NUMBER, device=device)
+    spread[:, :, shape.head_dim :] = gates.to(device)
+    out = torch.full(queries.shape, NOT_A_NUMBER, dtype=kind, device=device)
+    queries = queries.to(kind)
+    prompt_attention.attend(
+        shape, queries.to(device), chosen, start, ours.keys, ours.values, spread[:, :, shape.head_dim :], out
+    )
+    want = naive.attention(queries, want_blocks, start, size, kept, gates)
+    tolerance = {"rtol": 2e-5, "atol": 2e-5} if kind == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(out.cpu().float(), want, **tolerance)

@@ -32,3 +32,14 @@ def test_what_is_no_number_ranks_highest():
 @pytest.mark.parametrize("length", [3, 2046, 2051, 8191, 40_000, 131_000])
 def test_long_contexts(rows, length):
     cases.check_long_context("cuda", rows, 262_144, length)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("start", "rows"), [(0, 19), (13, 5), (40, 6)])
+def test_a_prompts_rows(start, rows, kind):
+    cases.check_rows("cuda", cases.TINY, start, rows, kind=kind)
+
+
+@pytest.mark.parametrize(("start", "rows"), [(0, 40), (2040, 30), (9000, 33), (40_000, 17)])
+def test_a_prompts_rows_at_the_true_sizes(start, rows):
+    cases.check_rows("cuda", cases.TRUE, start, rows, kind=torch.bfloat16)

@@ -12,6 +12,8 @@ r tokens per block, k blocks chosen.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -27,6 +29,10 @@ from lanes.state.sequence import AttentionState
 MOST_GATHER_BYTES = 2 << 20
 MOST_GATHER_BYTES_CUDA = 256 << 20  # a GPU wants few launches instead
 DENSE_QUERY_ROWS = 256  # rows per slice of dense attention: bounds its mask
+
+# What reads keys and values in this module's place, where it knows how they are kept: queries fp32 [T, A, D], gates
+# [T, A, D] and index queries [T, I, J] of rows from a position on, to attention times sigmoid(gate) [T, A, D].
+Reader = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionState, int], torch.Tensor]
 
 
 class Attention:
@@ -51,6 +57,7 @@ class Attention:
         self.norm_q = 1.0 + weights.vector("q_norm.weight", spec.head_dim)
         self.norm_k = 1.0 + weights.vector("k_norm.weight", spec.head_dim)
         self.indexer = Indexer(spec, weights.under("indexer"))
+        self.reader: Reader | None = None
         self.split = (heads, keys, keys, spec.index_heads * spec.index_dim, spec.index_dim)
 
     def __call__(self, u: torch.Tensor, rows: Rows) -> torch.Tensor:
@@ -66,12 +73,13 @@ class Attention:
         k = rotate(rms(k.unflatten(1, (-1, spec.head_dim)), spec.eps) * self.norm_k, cos, sin)
         v = v.unflatten(1, (-1, spec.head_dim))
         index_q = self.indexer.queries(index_q, rows.rotation)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        parts = []
         for run in rows.runs:
             state, part = run.state.attention[self.layer], run.rows
             self._write(state, run, k[part], v[part], raw_keys[part])
-            self._attend(q[part], index_q[part], state, run, out[part])
-        out *= gate.sigmoid()
+            reader = self._read if self.reader is None or state.shape.int8 else self.reader
+            parts.append(reader(q[part], gate[part], index_q[part], state, run.start))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
         result = product(out.flatten(1), self.output)
         return result if self.output_bias is None else result + self.output_bias
 
@@ -94,20 +102,19 @@ class Attention:
         state.raw_index_keys[run.start : run.stop] = raw_keys
         self.indexer.complete_blocks(state, run)
 
-    def _attend(
-        self, q: torch.Tensor, index_q: torch.Tensor, state: AttentionState, run: Run, out: torch.Tensor
-    ) -> None:
-        """Fills out [T, A, D] for the run's queries q [T, A, D]."""
-        spec = self._spec
-        first_chosen = (spec.index_topk + 1) * spec.index_block_tokens - 1  # first position that cannot read all
-        dense = min(max(first_chosen - run.start, 0), run.stop - run.start)
+    def _read(
+        self, q: torch.Tensor, gate: torch.Tensor, index_q: torch.Tensor, state: AttentionState, start: int
+    ) -> torch.Tensor:
+        """The reader of every device."""
+        spec, out = self._spec, torch.empty_like(q, memory_format=torch.contiguous_format)
+        dense = min(spec.dense_rows(start), q.shape[0])
         q = q.to(state.shape.dtype).unflatten(1, (spec.kv_heads, -1))  # [T, KV, G, D]
         for first in range(0, dense, DENSE_QUERY_ROWS):
             part = slice(first, min(first + DENSE_QUERY_ROWS, dense))
-            out[part] = self._dense(q[part], state, run.start + part.start)
+            out[part] = self._dense(q[part], state, start + part.start)
         if dense < q.shape[0]:
-            positions = torch.arange(run.start + dense, run.stop, device=q.device)
-            chosen = self.indexer.choose(index_q[dense:], run.start + dense, state)
+            positions = torch.arange(start + dense, start + q.shape[0], device=q.device)
+            chosen = self.indexer.choose(index_q[dense:], start + dense, state)
             per_row = 2 * spec.kv_heads * spec.head_dim * state.shape.dtype.itemsize
             most = MOST_GATHER_BYTES_CUDA if q.is_cuda else MOST_GATHER_BYTES
             step = max(1, most // (per_row * (spec.index_budget_tokens + spec.index_block_tokens)))
@@ -115,6 +122,7 @@ class Attention:
                 part = slice(first, first + step)
                 rows = slice(dense + first, min(dense + first + step, q.shape[0]))
                 out[rows] = self._gathered(q[rows], chosen[part], positions[part], state)
+        return out.mul_(gate.sigmoid())
 
     def _dense(self, q: torch.Tensor, state: AttentionState, start: int) -> torch.Tensor:
         """Rows [T, KV, G, D] from position `start` on, over everything before them: fp32 [T, A, D]."""

@@ -183,6 +183,10 @@ class Spec:
         """Complete blocks a query may read."""
         return self.index_budget_tokens // self.index_block_tokens
 
+    def dense_rows(self, start: int) -> int:
+        """Rows from position `start` on that read everything before them: those with at most topk complete blocks."""
+        return max(0, (self.index_topk + 1) * self.index_block_tokens - 1 - start)
+
     @property
     def conv_channels(self) -> int:
         """Channels of a DeltaNet convolution: queries, keys, values."""

@@ -24,6 +24,7 @@ from lanes.models.near import Near
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
 from lanes.models.qwen4_exp.gpu.graphs import Graphs
 from lanes.models.qwen4_exp.gpu.moe import Launches
+from lanes.models.qwen4_exp.gpu.prompt import use_kernels
 from lanes.models.qwen4_exp.gpu.window import DecodeWindow
 from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.rows import Rotary, check
@@ -66,6 +67,8 @@ class GpuQwen4Exp:
         self._logits = torch.zeros(self._window.logits.shape, pin_memory=on_gpu)
         self._rotary = Rotary(inner.spec.rotary_dim, inner.spec.rope_theta, torch.device("cpu"))
         self._accepted = 0  # rows of the last window that the occupant's state still lacks
+        if on_gpu:
+            use_kernels(inner)
         self._launches: DecodeWindow | Graphs = self._window
         if capture:
             self._launches = Graphs(self._window, inner.device, self._warm)
