@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -19,11 +18,12 @@ import click
 import structlog
 
 from shared_experts import limits
-from shared_experts.errors import PackError, SharedExpertsError
+from shared_experts.errors import SharedExpertsError
 from shared_experts.log_lines import LossyLines
 from shared_experts.owner import Owner, OwnerConfig
 from shared_experts.pack import Pack
 from shared_experts.park_disk import ParkDisk
+from shared_experts.proof import Proof
 from shared_experts.region import RegionShape
 
 _PR_SET_PDEATHSIG = 1
@@ -96,7 +96,7 @@ def own(
                 park_bytes=park_bytes,
                 park_disk=disk,
                 regions_dir=regions,
-                prove=lambda check_stop: prove_dense(pack_dir, shape.fingerprint, check_stop),
+                proof=Proof(pack_dir, shape.fingerprint),
             )
         )
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -107,14 +107,6 @@ def own(
         log.error("owner_failed", code=error.code, retryable=error.retryable, reason=str(error))
         raise
     return 0
-
-
-def prove_dense(pack_dir: Path, fingerprint: bytes, check_stop: Callable[[], None]) -> None:
-    """Opens the pack once more and proves its dense weights; PackError where they or the pack are others now."""
-    with Pack.open(pack_dir) as pack:
-        if pack.fingerprint != fingerprint:
-            raise PackError(pack_dir, "another pack lies there than when this owner was started")
-        pack.prove_dense(check_stop)
 
 
 def configure_log(*, json: bool) -> None:

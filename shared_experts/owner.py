@@ -19,12 +19,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
 from shared_experts import fill
 from shared_experts.descriptor_server import DescriptorServer
-from shared_experts.errors import RegionBusy, RegionError
+from shared_experts.errors import RegionBusy, RegionError, SharedExpertsError
 from shared_experts.fill import OnStep, SealedRegion, Stopped
 from shared_experts.handoff import RegionStatus, ask
 from shared_experts.park_disk import ParkDisk
@@ -45,6 +46,16 @@ _PROGRESS_LOG_S = 5.0
 _log = structlog.get_logger(__name__)
 
 
+class Provable(Protocol):
+    """What `proof.Proof` does."""
+
+    def before(self, check_stop: Callable[[], None]) -> None:
+        """What must be whole before a lane gets the region."""
+
+    def behind(self, pause: Callable[[float], None], *, everything: bool) -> None:
+        """The rest."""
+
+
 @dataclass(frozen=True, slots=True)
 class OwnerConfig:
     """What the command line decides."""
@@ -58,7 +69,7 @@ class OwnerConfig:
     park_bytes: int = 0  # of the pool for parked conversations; 0: none
     park_disk: ParkDisk | None = None
     regions_dir: Path | None = None  # where this user's owners meet; None: this owner knows no other cluster
-    prove: Callable[[Callable[[], None]], None] = lambda check_stop: None  # what else must be whole before lanes start
+    proof: Provable | None = None  # of what else must be whole
 
 
 class Owner:
@@ -69,6 +80,8 @@ class Owner:
         self._on_step = on_step
         self._stop = threading.Event()
         self._fd: int | None = None
+        self._proven = True  # what lanes read themselves, before they got the region
+        self._damage: SharedExpertsError | None = None
         self._logged_s = time.monotonic()
         self._status = RegionStatus(
             "starting", "", 0, config.shape.total_bytes, config.shape.fingerprint, bytes(GENERATION_BYTES), os.getpid()
@@ -93,9 +106,11 @@ class Owner:
                         stack.enter_context(
                             ParkServer(folder / PARK_SOCKET, self._config.park_bytes, disk=self._config.park_disk)
                         )
-                    self._stop.wait()
+                    self._prove_behind()
                 except Stopped:
                     pass
+            if self._damage is not None:
+                raise self._damage
             _log.info("owner_stopped", generation=self._status.generation.hex())
         finally:
             if self._fd is not None:
@@ -198,7 +213,7 @@ class Owner:
             self._check_stop()
 
         with ThreadPoolExecutor(1, thread_name_prefix="pack-proof") as pool:
-            proof = pool.submit(config.prove, check_stop)
+            proof = pool.submit(config.proof.before, check_stop) if config.proof else None
             try:
                 region = fill.build(
                     config.experts_path,
@@ -211,11 +226,28 @@ class Owner:
                 given_up.set()
                 raise
             try:
-                proof.result()
+                if proof is not None:
+                    proof.result()
             except BaseException:
                 os.close(region.fd)
                 raise
         return region
+
+    def _prove_behind(self) -> None:
+        """Until `stop`. A pack that turns out to be damaged ends this owner: nothing starts from it any more."""
+        proof, began_s = self._config.proof, time.monotonic()
+        if proof is not None:
+            try:
+                proof.behind(self._pause, everything=not self._proven)
+            except SharedExpertsError as error:
+                self._damage = error
+                return
+            _log.info("pack_proven", seconds=round(time.monotonic() - began_s, 3))
+        self._stop.wait()
+
+    def _pause(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise Stopped
 
     def _adopt(self, holders: list[Path]) -> SealedRegion | None:
         """The region that a living process holds, proven byte for byte; None when there is none."""
@@ -231,8 +263,10 @@ class Owner:
                 continue
             try:
                 header = self._prove(fd, status)
-                if path.parent != Path(self._config.run_dir):  # else this pack was proven when that region was filled
-                    self._config.prove(self._check_stop)
+                ours = path.parent == Path(self._config.run_dir)  # lanes that run are not kept waiting for a proof
+                if self._config.proof is not None and not ours:
+                    self._config.proof.before(self._check_stop)
+                self._proven = not ours
             except (RegionError, OSError) as error:
                 os.close(fd)
                 _log.warning("holder_skipped", holder=_name(path), reason=str(error))

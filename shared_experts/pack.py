@@ -12,7 +12,7 @@ import functools
 import hashlib
 import mmap
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -157,11 +157,11 @@ class Pack:
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def prove_dense(self, check_stop: Callable[[], None]) -> None:
-        """Reads the dense weights and compares their digest; raises PackError, and what `check_stop` raises, which is
-        called for every block."""
-        for section in self.manifest.sections:
-            if section.file == DENSE_FILE and self._digest(section, check_stop) != section.sha256:
+    def prove(self, sections: Iterable[Section], check_stop: Callable[[], None]) -> None:
+        """Reads them one after the other and compares their digests; raises PackError, and what `check_stop` raises,
+        which is called for every block."""
+        for section in sections:
+            if self._digest(section, check_stop) != section.sha256:
                 reason = "its bytes do not have their SHA-256; the file is damaged"
                 raise PackError(self.path / section.file, reason, section=section.name)
 

@@ -359,11 +359,14 @@ async def _main(options: argparse.Namespace) -> None:
         prefill_delay_s=options.prefill_delay_s,
         fault=options.fault,
         fault_after=options.fault_after,
+        tokens=None if options.token is None else (options.token,) * 4096,
     )
     await asyncio.sleep(options.start_delay_s)
     if options.exit_code is not None:
         sys.exit(options.exit_code)
-    lane = FakeLane(options.listen.removeprefix("unix:"), name=options.name, script=script, die=True)
+    lane = FakeLane(
+        options.listen.removeprefix("unix:"), name=options.name, script=script, die=True, vocab_size=options.vocab
+    )
     await lane.start()
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -381,8 +384,10 @@ def main() -> None:
     parser.add_argument("--listen", required=True)
     parser.add_argument("--name", default="lane-0")
     parser.add_argument("--token-delay-s", type=float, default=0.0)
+    parser.add_argument("--token", type=int, help="each of an answer's, instead of made up ones")
     parser.add_argument("--prefill-delay-s", type=float, default=0.0)
     parser.add_argument("--start-delay-s", type=float, default=0.0)
+    parser.add_argument("--vocab", type=int, default=256)
     parser.add_argument("--exit-code", type=int)
     parser.add_argument("--fault", choices=FAULTS, default="none")
     parser.add_argument("--fault-after", type=int, default=0)

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,12 @@ import pytest
 from bench.checkpoint import PRESETS, write_checkpoint
 from shared_experts import memfd
 from shared_experts.attach import attach
+from shared_experts.descriptor_server import DescriptorServer
 from shared_experts.errors import PackError
+from shared_experts.handoff import ask
 from shared_experts.owner import Owner, OwnerConfig
 from shared_experts.pack import Pack
+from shared_experts.proof import Proof
 from tests.fakes import regions
 
 
@@ -95,7 +101,7 @@ def test_a_stop_signal_ends_it_with_nothing_left(own, tmp_path, number):
     await_event(process, "owner_ready")
     process.send_signal(number)
     assert process.wait(timeout=30) == 0
-    assert [e["event"] for e in events(process.stderr)] == ["owner_stopped"]
+    assert {e["event"] for e in events(process.stderr)} - {"pack_proven"} == {"owner_stopped"}
     assert not (tmp_path / "run" / "owner.sock").exists()
 
 
@@ -103,6 +109,61 @@ def test_a_socket_elsewhere(own, pack, tmp_path):
     await_event(own("--socket", str(tmp_path / "other.sock")), "owner_ready")
     with Pack.open(pack) as opened:
         attach(tmp_path / "other.sock", opened.manifest, 10.0).close()
+
+
+def flip(path: Path) -> None:
+    """One bit, of a section."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damaged", ["dense.safetensors", "ngram.bin"])
+def test_a_successor_adopts_at_once_and_ends_when_the_pack_was_damaged_since(pack, tmp_path, damaged):
+    mine, run = shutil.copytree(pack, tmp_path / "mine"), tmp_path / "run"
+    with subprocess.Popen(command(mine, run), cwd=regions.ROOT, stderr=subprocess.PIPE) as first:
+        await_event(first, "pack_proven")
+        status, fd = ask(run / "owner.sock", "descriptor", timeout_s=60)
+        first.terminate()
+    flip(mine / damaged)
+    with (
+        DescriptorServer(run / "lane-0.region.sock", lambda: (status, fd)),
+        subprocess.Popen(command(mine, run), cwd=regions.ROOT, stderr=subprocess.PIPE) as second,
+    ):
+        assert await_event(second, "owner_ready")["adopted"]  # lanes are not kept waiting
+        failed = await_event(second, "owner_failed")
+        assert (failed["code"], second.wait(60)) == ("bad_pack", 1)
+        assert damaged in failed["reason"]
+    os.close(fd)
+
+
+def test_what_is_proven_before_lanes_start_and_what_behind_them(pack, tmp_path):
+    with Pack.open(pack) as opened:
+        fingerprint = opened.fingerprint
+        tables = sum(section.bytes for section in opened.manifest.sections if section.file == "ngram.bin")
+    mine = shutil.copytree(pack, tmp_path / "mine")
+    flip(mine / "ngram.bin")
+    paused: list[float] = []
+
+    with pytest.raises(PackError, match="ngram"):  # tables of the limit
+        Proof(mine, fingerprint, tables).before(lambda: None)
+    Proof(mine, fingerprint, tables).behind(paused.append, everything=False)
+    assert not paused  # nothing was left
+
+    larger = Proof(mine, fingerprint, tables - 1)  # one byte over it
+    larger.before(lambda: None)
+    with pytest.raises(PackError, match="ngram"):
+        larger.behind(paused.append, everything=False)
+    assert paused
+    assert min(paused) > 0
+
+    flip(mine / "dense.safetensors")
+    with pytest.raises(PackError, match="dense"):
+        larger.before(lambda: None)
+    with pytest.raises(PackError, match="dense"):
+        larger.behind(paused.append, everything=True)
+    with pytest.raises(PackError, match="another pack"):
+        Proof(mine, b"x" * 32).before(lambda: None)
 
 
 def test_a_second_owner_says_region_busy(own):
@@ -117,16 +178,15 @@ def test_a_second_owner_says_region_busy(own):
 
 @pytest.mark.parametrize(
     ("damaged", "said"),
-    [("experts.bin", "experts.bin: section 'experts."), ("dense.safetensors", "dense.safetensors: section 'dense'")],
+    [
+        ("experts.bin", "experts.bin: section 'experts."),
+        ("dense.safetensors", "dense.safetensors: section 'dense'"),
+        ("ngram.bin", "ngram.bin: section 'ngram."),
+    ],
 )
-def test_a_flipped_bit_in_experts_or_dense_weights_is_refused(pack, tmp_path, damaged, said):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in pack.iterdir():
-        data = bytearray(file.read_bytes())
-        if file.name == damaged:
-            data[len(data) // 2] ^= 1
-        (broken / file.name).write_bytes(data)
+def test_a_flipped_bit_is_refused(pack, tmp_path, damaged, said):
+    broken = shutil.copytree(pack, tmp_path / "broken")
+    flip(broken / damaged)
     done = subprocess.run(command(broken, tmp_path / "run"), cwd=regions.ROOT, capture_output=True, timeout=60)
     assert done.returncode == 1
     failed = events(done.stderr.splitlines())[-1]
@@ -176,6 +236,16 @@ def test_stopped_at_any_step_of_the_fill_it_ends_cleanly(tmp_path, step):
     assert regions.open_descriptors() == before
 
 
+@dataclass(frozen=True)
+class Only:
+    """A proof of which all is before."""
+
+    before: Callable[[Callable[[], None]], None]
+
+    def behind(self, pause: Callable[[float], None], *, everything: bool) -> None:
+        raise AssertionError("it was never ready")
+
+
 @pytest.mark.parametrize("when", ["at once", "during the fill", "after the fill"])
 def test_what_else_is_damaged_ends_the_owner_and_frees_the_region(tmp_path, when):
     """Lanes read dense weights themselves: the owner proves them beside the fill and lends nothing before."""
@@ -189,7 +259,7 @@ def test_what_else_is_damaged_ends_the_owner_and_frees_the_region(tmp_path, when
             check_stop()
         raise PackError(tmp_path / "dense.safetensors", "damaged", section="dense")
 
-    config = OwnerConfig(tmp_path / "run", experts, regions.shape(), threads=1, huge_pages=False, prove=prove)
+    config = OwnerConfig(tmp_path / "run", experts, regions.shape(), threads=1, huge_pages=False, proof=Only(prove))
     owner = Owner(config, on_step=lambda at, _: reached.set() if at == step else None)
     with pytest.raises(PackError, match="dense"):
         owner.run()
@@ -206,7 +276,7 @@ def test_a_fill_that_fails_does_not_wait_for_the_other_proof(tmp_path):
             check_stop()
             time.sleep(0.01)
 
-    config = OwnerConfig(tmp_path / "run", experts, regions.shape(), threads=1, huge_pages=False, prove=prove)
+    config = OwnerConfig(tmp_path / "run", experts, regions.shape(), threads=1, huge_pages=False, proof=Only(prove))
     with pytest.raises(PackError, match="SHA-256"):
         Owner(config).run()
 
