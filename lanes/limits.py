@@ -93,7 +93,7 @@ MAX_PROFILES = 256  # read at a start; the first by name
 PROFILE_EVERY_S = 60.0  # written that often while a lane works, and at its end
 
 # GPU lanes
-CUDA_CONTEXT_BYTES = 768 << 20  # of a budget: the context, kernels, captured graphs, what cuBLAS takes
+CUDA_CONTEXT_BYTES = 912 << 20  # of a budget: the context, kernels, captured graphs, what cuBLAS takes
 CUDA_WORKSPACE_BYTES = 640 << 20  # of a budget: what eager passes take in slices of bounded size, and fragments
 VRAM_RESERVE_BYTES = 256 << 20  # of a budget: never used
 HANDSHAKE_S = 10.0  # a doorbell that does not ring, or with a quarter more a thread that does not answer, ends the lane

@@ -48,6 +48,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 DIGESTS = {
     "gigabyte": "78d0f8c78a78985adf230b8b80afd9d3db1d250758b2380242e5fd8ffdba84de",
     "small": "d6545662134d15b90cced04211930da02ec89ea2f86c2146d79728571117aa33",
+    "true": "87a2c1bea965c6933dba2351503364a5639e4a6a1d6ad844d5027d65c0b4f99f",
 }
 
 
