@@ -51,6 +51,7 @@ def cluster(lanes: int, pace_s: float) -> Iterator[dict[str, Any]]:
     finally:
         child.stdin.close()
         child.wait(60)
+        child.stdout.close()
 
 
 async def direct(address: str, tokens: int, number: int) -> Stream:
