@@ -18,6 +18,7 @@ import structlog
 import torch
 
 from lanes import limits, selftest
+from lanes.affinity import gather
 from lanes.chunk import of_host
 from lanes.config import LaneConfig
 from lanes.counters import Counters
@@ -219,8 +220,12 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
 def settle_thread(config: LaneConfig) -> None:
     """First thing in the engine's thread: torch's helpers are started, then the thread takes its own core.
 
-    In this order: helpers started from a pinned thread would all share its core.
+    In this order: helpers started from a pinned thread would all share its core. On a GPU lane whoever else
+    there is (the door, the driver's threads) joins the engine there, which waits for the device most of the time;
+    torch's helpers sleep while windows run.
     """
+    if config.pinned and config.device != "cpu":
+        gather(config.cores[0])
     torch.set_num_threads(len(config.cores))
     side = torch.ones(1 << 10, 1 << 8)
     torch.mm(side, side.t())
