@@ -1,9 +1,12 @@
 // expert_pool_* and expert_run of experts.h: checks every argument, then cuts the call into units for the pool.
 // Not here: arithmetic (scalar.cpp, avx2.cpp, avx512*.cpp), threads (pool.cpp), combine and read (rows.cpp).
 //
-// Units of expert_run, in the order they are taken: gate-up units of every job (kGateRows intermediate elements each,
-// quantised on the spot), then down units of every job. A down unit waits for its job's gate-up units, which were all
-// taken earlier, so waiting always ends and no barrier is needed between the two halves.
+// Units of expert_run, in the order they are taken: gate-up units of every job, then down units of every job. A down
+// unit waits for its job's gate-up units, which were all taken earlier, so waiting always ends and no barrier is needed
+// between the two halves.
+//
+// Intermediate elements are quantised by blocks of kGateRows. A gate-up unit is one block, or a part of it where jobs
+// are so few that whole blocks would leave threads without work: then the last part's thread quantises the block.
 #include <algorithm>
 #include <new>
 #include <system_error>
@@ -20,15 +23,17 @@ using namespace experts;
 
 namespace {
 
-constexpr int kDownRows = 128;     // hidden elements of one down unit
+constexpr int kDownRows = 128;     // hidden elements of one down unit, at most
 static_assert(kGateRows <= kMostPairs && kDownRows <= 2 * kMostPairs, "what dots take at once");
+constexpr int kLeastRows = 16;     // of one unit: below, starting a unit costs more than waiting for one
+constexpr int kUnitsPerThread = 4;
 constexpr int kBatchPairs = 4096;  // pairs whose intermediates are held at once: bounds the scratch memory
 constexpr int kRowsInline = 8;     // activations the caller quantises alone rather than waking anybody
 
 struct Job {
   const uint8_t* record;
   int first, pairs;               // pairs are relative to the batch
-  std::atomic<uint32_t> left{0};  // gate-up units not yet done
+  std::atomic<uint32_t> left{0};  // blocks not yet done
 
   Job(const uint8_t* record, int first, int pairs) : record(record), first(first), pairs(pairs) {}
   Job(Job&& o) noexcept : record(o.record), first(o.first), pairs(o.pairs) {}
@@ -37,14 +42,17 @@ struct Job {
 struct Run {
   const Isa* isa;
   expert_layout layout;
-  int group, gate_units, down_units;  // units per job
+  int group, gate_rows, down_rows, gate_units, down_units;  // units per job
+  int blocks;                                               // per job
   Shape in, mid;                      // of activations [H] and intermediates [I]; unused for f32
   const float* x;
   uint8_t* x_rows;           // quantised [rows]
   const int32_t* row_index;  // of the batch's pairs
   uint8_t* mid_rows;         // quantised [pairs], or fp32 [pairs, I] for f32
   float* out;                // of the batch
+  float* h;                  // [pairs, I] where units are parts of blocks
   std::vector<Job> jobs;
+  std::vector<std::atomic<uint32_t>> parts;  // [jobs, blocks] units not yet done, where they are parts of blocks
   Wait ready;
 
   float* mid_f32(int pair) const { return reinterpret_cast<float*>(mid_rows) + int64_t{pair} * layout.intermediate; }
@@ -67,6 +75,12 @@ void quantise_row(Run& run, int row) {
   pad(run.in, to);
 }
 
+void quantise_block(Run& run, int pair, int first, int count, const float* h) {
+  uint8_t* to = run.mid_row(pair);
+  run.isa->quantise(run.mid, first / run.group, count / run.group, h, to);
+  if (first + count == run.layout.intermediate) pad(run.mid, to);
+}
+
 void gate_up_quantised(Run& run, const Job& job, int first, int count) {
   const expert_layout& l = run.layout;
   alignas(64) float g[kTile][kGateRows], u[kTile][kGateRows], h[kGateRows];
@@ -83,10 +97,9 @@ void gate_up_quantised(Run& run, const Job& job, int first, int count) {
       activations[m] = run.x_rows + int64_t{run.row_index[job.first + p + m]} * run.in.bytes;
     run.isa->dots(run.in, rows, activations, tile, out);
     for (int m = 0; m < tile; ++m) {
-      uint8_t* to = run.mid_row(job.first + p + m);
-      run.isa->gate(count, g[m], u[m], h);
-      run.isa->quantise(run.mid, first / run.group, count / run.group, h, to);
-      if (first + count == l.intermediate) pad(run.mid, to);
+      const int pair = job.first + p + m;
+      run.isa->gate(count, g[m], u[m], run.h ? run.h + int64_t{pair} * l.intermediate + first : h);
+      if (!run.h) quantise_block(run, pair, first, count, h);
     }
   }
 }
@@ -136,17 +149,30 @@ void expert_unit(void* opaque, uint32_t unit) {
   const uint32_t gate_units = run.gate_units * run.jobs.size();
   if (unit < gate_units) {
     Job& job = run.jobs[unit / run.gate_units];
-    const int first = unit % run.gate_units * kGateRows;
-    const int count = std::min(kGateRows, run.layout.intermediate - first);
+    const int first = unit % run.gate_units * run.gate_rows;
+    const int count = std::min(run.gate_rows, run.layout.intermediate - first);
     (run.group ? gate_up_quantised : gate_up_f32)(run, job, first, count);
+    if (run.h) {
+      const int block = first / kGateRows, begin = block * kGateRows;
+      if (run.parts[unit / run.gate_units * run.blocks + block].fetch_sub(1) > 1) return;
+      for (int p = job.first; p < job.first + job.pairs; ++p)
+        quantise_block(run, p, begin, std::min(kGateRows, run.layout.intermediate - begin),
+                       run.h + int64_t{p} * run.layout.intermediate + begin);
+    }
     if (job.left.fetch_sub(1) == 1) run.ready.wake_all(job.left);
   } else {
     Job& job = run.jobs[(unit - gate_units) / run.down_units];
-    const int first = (unit - gate_units) % run.down_units * kDownRows;
-    const int count = std::min(kDownRows, run.layout.hidden - first);
+    const int first = (unit - gate_units) % run.down_units * run.down_rows;
+    const int count = std::min(run.down_rows, run.layout.hidden - first);
     run.ready.until_equal(job.left, 0);
     (run.group ? down_quantised : down_f32)(run, job, first, count);
   }
+}
+
+// Rows of a unit: `most`, or a half or a quarter of it where each thread would have too few.
+int rows_of(int most, int64_t rows, int threads) {
+  while (most > kLeastRows && (rows + most - 1) / most < int64_t{kUnitsPerThread} * threads) most /= 2;
+  return most;
 }
 
 bool has_avx512() {
@@ -218,7 +244,7 @@ EXPORT int32_t expert_pool_isa(const expert_pool* pool) { return pool ? pool->is
 EXPORT int64_t expert_pool_erase(expert_pool* pool) {
   if (!pool) return 0;
   const std::lock_guard<std::mutex> alone(pool->pool.callers);
-  return pool->x_rows.erase() + pool->mid_rows.erase();
+  return pool->x_rows.erase() + pool->mid_rows.erase() + pool->h_rows.erase();
 }
 
 EXPORT int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jobs, const uint8_t* const* records,
@@ -237,14 +263,22 @@ EXPORT int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jo
   try {
     Run run{};
     run.isa = pool->isa, run.layout = *layout, run.group = group_of(*layout), run.x = x;
-    run.gate_units = (layout->intermediate + kGateRows - 1) / kGateRows;
-    run.down_units = (layout->hidden + kDownRows - 1) / kDownRows;
+    const int threads = pool->pool.threads();
+    run.gate_rows =
+        run.group && threads > 1 ? rows_of(kGateRows, int64_t{jobs} * layout->intermediate, threads) : kGateRows;
+    run.down_rows = threads > 1 ? rows_of(kDownRows, int64_t{jobs} * layout->hidden, threads) : kDownRows;
+    run.gate_units = (layout->intermediate + run.gate_rows - 1) / run.gate_rows;
+    run.down_units = (layout->hidden + run.down_rows - 1) / run.down_rows;
+    run.blocks = (layout->intermediate + kGateRows - 1) / kGateRows;
+    const bool parts = run.gate_rows < kGateRows;
     const size_t held = std::min(pairs, kBatchPairs);
     if (run.group) {
       const int bits = bits_of(*layout);
       run.in = Shape::of(layout->hidden, run.group, bits), run.mid = Shape::of(layout->intermediate, run.group, bits);
       run.x_rows = pool->x_rows.at_least(size_t(rows) * run.in.bytes);
       run.mid_rows = pool->mid_rows.at_least(held * run.mid.bytes);
+      if (parts)
+        run.h = reinterpret_cast<float*>(pool->h_rows.at_least(held * layout->intermediate * sizeof(float)));
       const auto unit = [](void* run, uint32_t row) { quantise_row(*static_cast<Run*>(run), static_cast<int>(row)); };
       if (rows <= kRowsInline) {
         const FloatMode mode;
@@ -265,7 +299,13 @@ EXPORT int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jo
         batch += take;
         if (start + take == row_offsets[j + 1]) ++j;
       }
-      for (Job& job : run.jobs) job.left.store(run.gate_units, std::memory_order_relaxed);
+      for (Job& job : run.jobs) job.left.store(run.blocks, std::memory_order_relaxed);
+      if (parts) run.parts = std::vector<std::atomic<uint32_t>>(run.jobs.size() * run.blocks);
+      for (size_t i = 0; i < run.parts.size(); ++i) {
+        const int first = static_cast<int>(i % run.blocks) * kGateRows;
+        const int rows = std::min(kGateRows, layout->intermediate - first);
+        run.parts[i].store((rows + run.gate_rows - 1) / run.gate_rows, std::memory_order_relaxed);
+      }
       run.row_index = row_index + done;
       run.out = out + int64_t{done} * layout->hidden;
       pool->pool.run(expert_unit, &run, run.jobs.size() * (run.gate_units + run.down_units));

@@ -73,7 +73,7 @@ inline bool valid(int32_t jobs, const uint8_t* const* records) {
 struct expert_pool {
   const experts::Isa* isa;
   experts::Pool pool;
-  experts::Buffer x_rows, mid_rows;
+  experts::Buffer x_rows, mid_rows, h_rows;
 
   expert_pool(const experts::Isa* isa, const int32_t* cores, int32_t n) : isa(isa), pool(cores, n) {}
 };

@@ -123,7 +123,7 @@ void Pool::worker(int32_t core) {
     const uint32_t now = epoch_.load();
     if (now == seen) {
       if (hot_.load(std::memory_order_relaxed)) {
-        for (int i = 0; i < 32; ++i) pause();
+        pause();
         continue;
       }
       started_.until_changed(epoch_, seen);

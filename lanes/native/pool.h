@@ -52,7 +52,9 @@ class Pool {
   // Calls unit(run, 0..units-1), each once, in ascending order of start. A unit may wait for an earlier unit only.
   void run(Unit unit, void* run, uint32_t units);
   // While true, workers that wait spin instead of sleeping: runs come at short distances on cores that are theirs.
-  void hot(bool on) { hot_.store(on, std::memory_order_relaxed); }
+  void hot(bool on) {
+    if (hot_.load(std::memory_order_relaxed) != on) hot_.store(on, std::memory_order_relaxed);
+  }
   int threads() const { return 1 + static_cast<int>(workers_.size()); }
 
   std::mutex callers;  // held by whoever uses run()
@@ -68,7 +70,7 @@ class Pool {
   alignas(64) std::atomic<uint32_t> gate_{0};
   alignas(64) std::atomic<uint32_t> epoch_{0};
   std::atomic<bool> stopping_{false}, hot_{false};
-  Unit unit_ = nullptr;
+  alignas(64) Unit unit_ = nullptr;  // not on the line that waiting workers look at
   void* run_ = nullptr;
   uint32_t units_ = 0;
   Wait started_, left_;

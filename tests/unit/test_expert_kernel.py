@@ -172,6 +172,21 @@ def test_rows_do_not_depend_on_their_company(name, isa):
         np.testing.assert_array_equal(bits(together), bits(np.stack(alone[:rows])))
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_units_that_are_parts_of_blocks(name):
+    """Few experts for many threads: blocks are cut, a last one that is not whole as well."""
+    rng = np.random.default_rng(9)
+    group = 32 if name == "q4g32" else 64
+    for inner, jobs, rows in ((group, 1, 1), (640, 1, 1), (640 + group, 2, 20), (320, 3, 1)):
+        layout = RecordLayout.of(EXPERT_FORMATS[name], 2 * group, inner)
+        recs, x = records(layout, jobs, rng), activations(rows, layout.hidden, rng)
+        offsets = np.arange(jobs + 1, dtype=np.int32) * rows
+        index = np.tile(np.arange(rows, dtype=np.int32), jobs)
+        want = bits(run(layout, recs, offsets, index, x, isa="scalar"))
+        for threads in (2, 7, 16):
+            np.testing.assert_array_equal(bits(run(layout, recs, offsets, index, x, threads=threads)), want)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_more_pairs_than_a_batch_holds(threads):
     rng = np.random.default_rng(7)
