@@ -5,9 +5,12 @@ Not here: the split that follows from it (lanes.experts.split). Alone, either si
 
 from __future__ import annotations
 
+import ctypes
 import os
+import statistics
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +23,7 @@ from lanes.kernels import experts
 from shared_experts.layout import RecordLayout
 
 WARM_UP = 3  # layers
+DRAWN = 512  # layers of records, drawn before anything is timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +54,35 @@ def measure(
     fewer = max(1, layers // 4)
     link.run(WARM_UP)
     link_alone_us = link.run(fewer)
-    one_us, all_us = cpu.median_us(1, fewer), cpu.median_us(chosen, fewer)
-    cpu_alone_us = max(0.0, all_us - one_us) / max(1, chosen - 1)
-    start_us = max(0.0, one_us - cpu_alone_us)
+    alone = cpu.measured(lambda rounds: rounds >= fewer)
 
-    stop, beside = threading.Event(), list[float]()
-    side = threading.Thread(target=lambda: beside.append(cpu.until(stop, core)), name="expert-rates")
+    stop, beside = threading.Event(), list[Line]()
+
+    def compute() -> None:
+        if core is not None:
+            os.sched_setaffinity(threading.get_native_id(), {core})
+        beside.append(cpu.measured(lambda rounds: stop.is_set()))
+
+    side = threading.Thread(target=compute, name="expert-rates")
     side.start()
     link_us = link.run(layers)
     stop.set()
     side.join()
-    return Rates(link_us, max(0.0, beside[0] - start_us / chosen), start_us, link_alone_us, cpu_alone_us)
+    return Rates(link_us, beside[0].each_us, beside[0].start_us, link_alone_us, alone.each_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """So many experts of a layer take start_us + count * each_us."""
+
+    start_us: float
+    each_us: float
+
+
+def line_of(one_us: float, all_us: float, count: int) -> Line:
+    """Through the times of a layer of one expert and of `count`: neither part is below nothing, and one is met."""
+    each_us = min(max(0.0, all_us - one_us) / (count - 1), one_us) if count > 1 else one_us
+    return Line(one_us - each_us, each_us)
 
 
 class _Link:
@@ -94,31 +116,41 @@ class _Link:
 
 
 class _Cpu:
-    """Layers of missing experts, computed in place."""
+    """Layers of missing experts, computed in place as a share's thread has it: calls follow each other so closely that
+    the pool's workers do not go to sleep, and nothing but the call is timed."""
 
     def __init__(self, kernel: ExpertKernel, home: npt.NDArray[np.uint64], chosen: int) -> None:
-        self._kernel, self._home, self._chosen = kernel, home, chosen
-        self._rng = np.random.default_rng(4)
-        self._x = self._rng.standard_normal((1, kernel.layout.hidden)).astype(np.float32)
-        self._out = np.empty((chosen, kernel.layout.hidden), np.float32)
+        rng, hidden = np.random.default_rng(4), kernel.layout.hidden
+        self._native, self._chosen = kernel.native(), chosen
+        self._records = [rng.choice(home, chosen) for _ in range(DRAWN)]
+        self._given = (
+            np.arange(chosen + 1, dtype=np.int32), np.zeros(chosen, np.int32),
+            rng.standard_normal((1, hidden), np.float32), np.empty((chosen, hidden), np.float32),
+        )  # fmt: skip
+        offsets, index, x, out = (array.ctypes.data for array in self._given)
+        layout = ctypes.byref(self._native.layout)
 
-    def median_us(self, count: int, layers: int) -> float:
-        """Of a layer of `count` experts."""
-        times = [self._layer(count) for _ in range(WARM_UP + layers)]
-        return float(np.median(times[WARM_UP:]))
+        def run(count: int, records: int) -> int:
+            code: int = self._native.library.expert_run(
+                self._native.pool, layout, count, records, offsets, index, 1, x, out
+            )
+            return code
 
-    def until(self, stop: threading.Event, core: int | None) -> float:
-        """Microseconds of an expert, of full layers until `stop`, at least one."""
-        if core is not None:
-            os.sched_setaffinity(threading.get_native_id(), {core})
-        times = [self._layer(self._chosen)]
-        while not stop.is_set():
-            times.append(self._layer(self._chosen))
-        return float(np.mean(times)) / self._chosen
+        self._run = run
 
-    def _layer(self, count: int) -> float:
-        records = self._rng.choice(self._home, count)
-        offsets = np.arange(count + 1, dtype=np.int32)
-        began_s = time.perf_counter()
-        self._kernel.run(records, offsets, np.zeros(count, np.int32), self._x, self._out[:count])
-        return (time.perf_counter() - began_s) * 1e6
+    def measured(self, stopped: Callable[[int], bool]) -> Line:
+        """Of layers of one expert and of `chosen` by turns, until `stopped(rounds)`; of one round at least."""
+        times: tuple[tuple[int, list[float]], ...] = ((1, []), (self._chosen, []))
+        rounds = -WARM_UP
+        while rounds < 1 or not stopped(rounds):
+            for number, (count, seen) in enumerate(times):
+                # Far from what was read just before: nothing is found in a cache.
+                records = self._records[(2 * rounds + number) % DRAWN].ctypes.data
+                began_s = time.perf_counter()
+                code = self._run(count, records)
+                if rounds >= 0:
+                    seen.append((time.perf_counter() - began_s) * 1e6)
+                self._native.check(code)
+            rounds += 1
+        one_us, all_us = (statistics.median(seen) for _, seen in times)
+        return line_of(one_us, all_us, self._chosen)
