@@ -116,11 +116,17 @@ def view(now: dict[str, Any]) -> Group:
     return Group(*parts)
 
 
+def _regions(now: dict[str, Any]) -> str:
+    others = [each for each in now["regions"] if each["host"]]
+    said = [f"region {_plain(now['region']['state'])}"]
+    return "   ".join([*said, *(f"{_plain(each['host'])} {_plain(each['state'])}" for each in others)])
+
+
 def _head(now: dict[str, Any]) -> Text:
     totals, model = now["totals"], now["model"]
     name = f"{model['name']} ({model['expert_format']})" if model else "no model yet"
     lines = (
-        f"{_plain(name)}   up {_ago(now['up_s'])}   region {_plain(now['region']['state'])}",
+        f"{_plain(name)}   up {_ago(now['up_s'])}   {_regions(now)}",
         f"{totals['tokens_per_s']:.1f} tokens/s written   {totals['prompt_tokens_per_s']:.1f} read   "
         f"first token {_time(totals['first_token_s'])}",
         f"{totals['running']} running   {totals['waiting']} waiting   {totals['lanes_serving']} of {totals['lanes']} "

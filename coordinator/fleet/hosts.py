@@ -24,7 +24,7 @@ import structlog
 from coordinator import limits
 from coordinator.errors import HostTaken, OperationFailed
 from coordinator.fleet.lane_client import LaneClient
-from coordinator.fleet.lane_view import LaneView, PrefixNews
+from coordinator.fleet.lane_view import LaneView, PrefixNews, RegionView
 from coordinator.fleet.roster import FleetRoster
 from coordinator.fleet.subscribers import Subscribers
 from coordinator.host.vigil import Vigil
@@ -151,6 +151,14 @@ class Hosts:
         """How often owners were started again, on hosts that are here."""
         rosters = (host.roster for host in self._hosts.values())
         return self._own.owner_restarts() + sum(roster.owner_restarts() for roster in rosters if roster is not None)
+
+    def regions(self) -> Sequence[RegionView]:
+        """Of this host, then of those that have joined."""
+        joined = (
+            host.roster.regions() if host.roster is not None else (RegionView(host.name, None, 0),)
+            for host in self._hosts.values()
+        )
+        return tuple(itertools.chain(self._own.regions(), *joined))
 
     def report_suspect(self, name: str) -> None:
         """No new work for this lane until it gives its next sign of life."""

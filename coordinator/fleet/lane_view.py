@@ -21,6 +21,7 @@ from laneproto.v1 import lane_pb2
 
 if TYPE_CHECKING:
     from coordinator.fleet.lane_client import LaneClient
+    from coordinator.host.owner_status import OwnerStatus
 
 LaneState = Literal["starting", "warming", "ready", "draining", "suspect", "dead", "quarantined"]  # fleet.Phase
 
@@ -135,6 +136,15 @@ class PrefixNews:
     anew: bool  # everything said before is void
 
 
+@dataclass(frozen=True, slots=True)
+class RegionView:
+    """The region of one host, as its owner said last."""
+
+    host: str  # empty: the coordinator's own
+    owner: OwnerStatus | None  # None: it does not answer, or the host is away
+    restarts: int
+
+
 class Roster(Protocol):
     """The lanes that there are. The fleet side implements it."""
 
@@ -156,6 +166,10 @@ class Roster(Protocol):
 
     def owner_restarts(self) -> int:
         """How often the region's owner was started again."""
+        ...
+
+    def regions(self) -> Sequence[RegionView]:
+        """Of all hosts, the coordinator's own first."""
         ...
 
     def report_suspect(self, name: str) -> None:

@@ -26,7 +26,7 @@ import structlog
 from coordinator import limits
 from coordinator.errors import LaneError, LaneRejected, OperationFailed
 from coordinator.fleet.lane_client import LaneClient
-from coordinator.fleet.lane_view import LaneView, ModelView, PrefixNews, step_times
+from coordinator.fleet.lane_view import LaneView, ModelView, PrefixNews, RegionView, step_times
 from coordinator.fleet.link import Link
 from coordinator.fleet.memory import FleetMemory
 from coordinator.fleet.states import OWNER, Action, Fleet, Kill, Progress, Said, Start
@@ -73,6 +73,7 @@ class FleetRoster:
     ) -> None:
         self._supervisor = supervisor
         self._owner = owner  # how to ask it; None: its life is only what the supervisor says
+        self._region: OwnerStatus | None = None  # what it said last
         self._link = link  # None: the processes of this host
         self._prefix = f"{link.host}/" if link else ""  # of the names that others know lanes by
         self._fingerprint = fingerprint  # that lanes must serve, when it is known
@@ -115,6 +116,10 @@ class FleetRoster:
     def owner_restarts(self) -> int:
         """How often the region's owner was started again."""
         return self._fleet.restarts(OWNER)
+
+    def regions(self) -> Sequence[RegionView]:
+        """The one of this host."""
+        return (RegionView(self._link.host if self._link else "", self._region, self.owner_restarts()),)
 
     def report_suspect(self, name: str) -> None:
         """No new work for this lane until it gives its next sign of life."""
@@ -261,6 +266,7 @@ class FleetRoster:
             status = None
             with contextlib.suppress(SupervisorUnavailable):
                 status = await ask()
+            self._region = status
             if status is not None:
                 self._fleet.answered(OWNER, time.monotonic())
             self._fleet.owner_ready(status is not None and status.state == "ready", time.monotonic())

@@ -42,6 +42,7 @@ class Gauges:
             model=self._serving.known_model,
             owner=owner,
             owner_restarts=self._roster.owner_restarts(),
+            regions=self._roster.regions(),
             conversations=dispatcher.conversations(),
         )
 

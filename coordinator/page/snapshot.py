@@ -1,7 +1,7 @@
 """The cluster at one moment as JSON: what the page and `expressway top` show. A pure function.
 
-    Moment ──snapshot──▶ {"v", "time_s", "model", "region", "totals", "lanes", "queue", "parked", "conversations",
-                         "errors", "changes"}
+    Moment ──snapshot──▶ {"v", "time_s", "model", "region", "regions", "totals", "lanes", "queue", "parked",
+                         "conversations", "errors", "changes"}
 
 Not here: where a Moment comes from (live), how it looks (assets, cli.top). Invariants: plain JSON values only, every
 key always there; bounded in size whatever the requests are; no text of a request. Units stand in the names, shares are
@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from coordinator import limits
 from coordinator.fleet.lane_view import LaneView
+from coordinator.host.owner_status import OwnerStatus
 from coordinator.page.changes import Change
 from coordinator.page.history import Sample, curve, rate, share
 from coordinator.policy.host_names import host_of
@@ -68,7 +69,11 @@ def snapshot(moment: Moment) -> dict[str, Any]:
         "up_s": round(moment.now_s - moment.started_s, 1),
         "server": moment.server,
         "model": _model(state),
-        "region": _region(state),
+        "region": _region(state.owner, state.owner_restarts),
+        "regions": [
+            {"host": region.host, **_region(region.owner if region.host else state.owner, region.restarts)}
+            for region in state.regions
+        ],
         "totals": {
             "lanes": len(lanes),
             "lanes_serving": sum(lane.state == "ready" for lane in state.lanes),
@@ -225,13 +230,12 @@ def _model(state: State) -> dict[str, Any] | None:
     }
 
 
-def _region(state: State) -> dict[str, Any]:
-    owner = state.owner
+def _region(owner: OwnerStatus | None, restarts: int) -> dict[str, Any]:
     return {
         "state": owner.state if owner else "no answer",
         "bytes": owner.total_bytes if owner else 0,
         "filled_bytes": owner.done_bytes if owner else 0,
-        "owner_restarts": state.owner_restarts,
+        "owner_restarts": restarts,
     }
 
 

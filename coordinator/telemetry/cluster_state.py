@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.fleet.lane_view import LaneView, ModelView
+from coordinator.fleet.lane_view import LaneView, ModelView, RegionView
 from coordinator.host.owner_status import OwnerStatus
 from coordinator.policy.kept import Kept
 
@@ -25,4 +25,5 @@ class State:
     model: ModelView | None
     owner: OwnerStatus | None  # None: it does not answer
     owner_restarts: int
+    regions: Sequence[RegionView] = ()  # of all hosts; `owner` is fresher for the coordinator's own
     conversations: Sequence[Kept] = ()  # of the sessions that asked last

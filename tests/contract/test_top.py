@@ -118,6 +118,13 @@ def test_it_shows_the_same_snapshot() -> None:
     assert "no model yet" in shown(snapshot(moment()))
 
 
+def test_it_names_the_regions_of_other_hosts() -> None:
+    now = snapshot(full())
+    other = {"host": "build-2", "state": "filling", "bytes": 10, "filled_bytes": 3, "owner_restarts": 0}
+    now["regions"] = [{**now["region"], "host": ""}, other]
+    assert f"region {now['region']['state']}   build-2 filling" in shown(now)
+
+
 def test_text_of_others_is_text() -> None:
     now = snapshot(full())
     now["lanes"][0]["work"][0]["session"] = "[red]\x1b]0;owned\x07:smile:"

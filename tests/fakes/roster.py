@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from coordinator.fleet.lane_client import LaneClient
-from coordinator.fleet.lane_view import LaneState, LaneView, ModelView, PrefixNews
+from coordinator.fleet.lane_view import LaneState, LaneView, ModelView, PrefixNews, RegionView
 from coordinator.fleet.subscribers import Subscribers
 from laneproto.v1 import lane_pb2
 from tests.fakes.lane import FakeLane
@@ -18,6 +18,7 @@ class FakeRoster:
     def __init__(self, *lanes: FakeLane) -> None:
         self.fakes = {lane.name: lane for lane in lanes}
         self.suspects: list[str] = []
+        self.known_regions: list[RegionView] = []
         self._clients = {lane.name: LaneClient(lane.address, name=lane.name) for lane in lanes}
         self._views: dict[str, LaneView] = {}
         self._subscribers = Subscribers()
@@ -35,6 +36,9 @@ class FakeRoster:
 
     def hear_prefixes(self, callback: Callable[[PrefixNews], None]) -> None:
         self.tell = callback
+
+    def regions(self) -> list[RegionView]:
+        return self.known_regions
 
     def owner_restarts(self) -> int:
         return 2

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.errors import LaneBusy, LaneFailed, LaneLost
 from coordinator.fleet.lane_client import LaneAccepted, LaneEvent, LaneFinished, LaneTokens
-from coordinator.fleet.lane_view import LaneView, ModelView, PrefixNews
+from coordinator.fleet.lane_view import LaneView, ModelView, PrefixNews, RegionView
 from coordinator.fleet.subscribers import Subscribers
 from laneproto.v1 import lane_pb2 as pb
 from tests.fakes.lane import token_at
@@ -240,6 +240,9 @@ class SimRoster:
 
     def hear_prefixes(self, callback: Callable[[PrefixNews], None]) -> None:
         self.tell = callback
+
+    def regions(self) -> list[RegionView]:
+        return []
 
     def owner_restarts(self) -> int:
         return 0

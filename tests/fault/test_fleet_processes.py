@@ -40,7 +40,7 @@ def fake_lane(folder, name, *options):
 @asynccontextmanager
 async def supervised(folder, *processes):
     supervisor = Supervisor(processes, LocalLauncher())
-    server = await serve_keepers(supervisor, folder / "supervisor.sock")
+    server = await serve_keepers(supervisor, folder / "supervisor.sock", folder / "owner.sock")
     await supervisor.start_all()
     try:
         yield supervisor

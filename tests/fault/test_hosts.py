@@ -19,6 +19,7 @@ from coordinator.dispatch import Dispatcher
 from coordinator.doors.hosts import Served, host_door
 from coordinator.errors import LaneNotFound, OperationFailed
 from coordinator.fleet.hosts import Hosts
+from coordinator.fleet.lane_view import RegionView
 from coordinator.fleet.operations import Operations
 from coordinator.fleet.other_host import OtherHosts
 from coordinator.fleet.roster import FleetRoster
@@ -30,6 +31,8 @@ from coordinator.host.joiner import Joined, Joiner
 from coordinator.host.supervisor import Supervisor
 from coordinator.host.supervisor_client import SupervisorClient
 from laneproto.v1 import hosts_pb2, hosts_pb2_grpc, keeper_pb2, keeper_pb2_grpc
+from shared_experts.descriptor_server import DescriptorServer
+from shared_experts.handoff import RegionStatus
 from tests.fakes.dispatching import made_up, read_all, request
 from tests.fakes.wire import Wire
 from tests.fault.test_fleet_processes import QUICK, fake_lane, folder, states, supervised, until
@@ -162,6 +165,24 @@ async def test_a_host_joins_serves_is_cut_off_and_comes_back(folder: Path, ids: 
         assert after["b/lane-0"].pid == before["b/lane-0"].pid
         for generation in await streams(here, tokens=3):
             await read_all(generation)
+
+
+async def test_the_region_of_every_host_is_known(folder: Path, ids: Path) -> None:
+    said = RegionStatus("filling", "", 30, 100, b"f" * 32, bytes(16), 7)
+    (folder / "b").mkdir()
+    async with head(folder, ids) as here:
+        with DescriptorServer(folder / "b/owner.sock", lambda: (said, None)):
+            async with other(folder, ids, here.door) as there:
+                await until(here.hosts, lambda: states(here.hosts) == BOTH)
+                async with asyncio.timeout(60):
+                    while not all(region.owner for region in here.hosts.regions()[1:]):
+                        await asyncio.sleep(0.02)
+                own, joined = here.hosts.regions()
+                assert own == RegionView("", None, 0)
+                assert (joined.host, str(joined.owner), joined.restarts) == ("b", "filling 30 %", 0)
+                there.cut()
+                await until(here.hosts, lambda: states(here.hosts)["b/lane-0"] == "dead")
+                assert here.hosts.regions()[1] == RegionView("b", None, 0)
 
 
 async def test_a_lane_of_another_host_that_dies_is_started_again_there(folder: Path, ids: Path) -> None:

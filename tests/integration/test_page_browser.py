@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.auth import Auth
-from coordinator.fleet.lane_view import PrefixNews, StepTimes
+from coordinator.fleet.lane_view import PrefixNews, RegionView, StepTimes
+from coordinator.host.owner_status import OwnerStatus
 from coordinator.policy.affinity import Seat
 from coordinator.policy.prefixes import Prefix
 from coordinator.tenants import ANYONE
@@ -131,6 +132,11 @@ async def test_it_renders_lives_and_shows_a_death_and_a_return(tmp_path: Path) -
         assert "Qwen3.8-Flash-Next" in await tab.ask("document.getElementById('model').textContent")
         await tab.until(f"{state_of('lane-0')} === 'ready' && document.querySelectorAll('.bars > div').length > 2")
         await shoot(tab, "page-idle.png")
+        foot = "document.getElementById('foot').textContent"
+        assert "region ready, 27" in await tab.ask(foot)
+        other = RegionView("build-2", OwnerStatus("filling", 3 * GIB, 10 * GIB), 0)
+        seen.cluster.roster.known_regions = [RegionView("", None, 0), other]
+        await tab.until(f"{foot}.includes('region ready, 27') && {foot}.includes('region of build-2 filling 30')")
 
         agents = [asyncio.create_task(agent(seen, f"agent-{name}", n)) for name, n in (("docs", 900), ("tests", 700))]
         await tab.until(f"{state_of('lane-0')} === 'busy' && {state_of('lane-1')} === 'busy'")

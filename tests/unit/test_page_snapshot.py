@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from coordinator import limits
-from coordinator.fleet.lane_view import LaneView, StepTimes
+from coordinator.fleet.lane_view import LaneView, RegionView, StepTimes
+from coordinator.host.owner_status import OwnerStatus
 from coordinator.page.changes import Change
 from coordinator.page.history import Sample
 from coordinator.page.snapshot import ANSWERED, Moment, snapshot
@@ -55,6 +56,18 @@ def test_nothing_known_has_every_key_all_the_same():
     assert nothing["model"] is None
     assert nothing["region"]["state"] == "no answer"
     assert nothing["queue"] == {"waiting": 0, "limit": 256, "groups": [], "more": 0}
+
+
+def test_the_regions_of_all_hosts_the_own_one_as_it_is_now():
+    filling = OwnerStatus("filling", 30, 100)
+    regions = (RegionView("", None, 2), RegionView("b", filling, 1), RegionView("c", None, 0))
+    found = snapshot(moment(state=state(lane(), regions=regions, owner_restarts=2)))
+    assert found["regions"] == [
+        {"host": "", **found["region"]},
+        {"host": "b", "state": "filling", "bytes": 100, "filled_bytes": 30, "owner_restarts": 1},
+        {"host": "c", "state": "no answer", "bytes": 0, "filled_bytes": 0, "owner_restarts": 0},
+    ]
+    assert found["region"]["state"] == OWNER.state
 
 
 KEPT = Kept("ann", "agent", 970.0, 200, {"lane-1": 200, "lane-0": 128}, 192)

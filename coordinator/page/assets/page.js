@@ -141,8 +141,13 @@ function cacheMap(layers) { // a cell a layer: the fuller, the more of its exper
 }
 
 /* --- the rest --- */
+function regionText(region) {
+  const filled = region.state !== "ready" && region.bytes ? ` ${percent(region.filled_bytes / region.bytes)}` : "";
+  return `region${region.host ? ` of ${region.host}` : ""} ${region.state}${filled}${region.bytes ? `, ${bytes(region.bytes)}` : ""}`;
+}
+
 function showTotals(now) {
-  const { totals, region, model } = now;
+  const { totals, model } = now;
   say($("t-rate"), pace(totals.tokens_per_s));
   say($("t-read"), pace(totals.prompt_tokens_per_s));
   say($("t-first"), time(totals.first_token_s));
@@ -150,8 +155,8 @@ function showTotals(now) {
   say($("t-waiting"), String(totals.waiting));
   say($("t-lanes"), `${totals.lanes_serving} of ${totals.lanes}`);
   say($("model"), model ? `${model.name} · ${model.expert_format} · ${count(model.context_tokens)} tokens of context` : "no model yet");
-  const filled = region.state !== "ready" && region.bytes ? ` ${percent(region.filled_bytes / region.bytes)}` : "";
-  say($("foot"), `version ${now.server} · up ${ago(now.up_s)} · region ${region.state}${filled}${region.bytes ? `, ${bytes(region.bytes)}` : ""} · ${count(totals.answers)} answers, ${count(totals.cancelled)} cancelled`);
+  const regions = now.regions.length ? now.regions : [{ host: "", ...now.region }];
+  say($("foot"), `version ${now.server} · up ${ago(now.up_s)} · ${regions.map(regionText).join(" · ")} · ${count(totals.answers)} answers, ${count(totals.cancelled)} cancelled`);
   const down = now.lanes.filter((lane) => TONES[lane.state] === "stop").map((lane) => lane.name);
   const alarm = down.length ? `${down.join(", ")} ${down.length > 1 ? "are" : "is"} down.` : "";
   $("alarm").hidden = !alarm;
