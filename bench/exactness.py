@@ -26,6 +26,7 @@ import triton
 from bench import bare_host
 from bench import exactness_cases as cases
 from bench.exactness_cases import Ground
+from bench.exactness_margins import MARGINS, Apart
 from bench.gpu_lane_rig import small_pack
 from lanes.device import cuda
 from lanes.kernels import experts, products
@@ -99,8 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             held, text = True, run()
         except Exception as error:
-            held, text = False, f"{'' if isinstance(error, cases.Apart) else type(error).__name__ + ': '}{error}"
-            if not isinstance(error, cases.Apart):
+            held, text = False, f"{'' if isinstance(error, Apart) else type(error).__name__ + ': '}{error}"
+            if not isinstance(error, Apart):
                 traceback.print_exc(file=sys.stderr)
         seconds = time.perf_counter() - began
         results[name] = {"held": held, "found": text, "seconds": round(seconds, 1)}
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stands, what = ground(pack, options.device, LENGTHS[options.device])
         info = pack.manifest.experts
         print(f"{pack.path.name}: {info.format} experts, {pack.manifest.dense_dtype} dense; {len(stands.ids)} {what}")
-        for kind, rows in (("bit-equal", cases.BITS), ("margin-equal", cases.MARGINS), ("errors", cases.FAILURES)):
+        for kind, rows in (("bit-equal", cases.BITS), ("margin-equal", MARGINS), ("errors", cases.FAILURES)):
             print(f"-- {kind}")
             for name, case in rows.items():
                 if any(word in name for word in words):

@@ -40,7 +40,8 @@ class _Layout(ctypes.Structure):
     )
 
 
-def _library() -> ctypes.CDLL:
+def native_library() -> ctypes.CDLL:
+    """The library, with the types of its calls; raises NativeKernelUnavailable."""
     folder = Path(__file__).parents[1] / "native"
     for suffix in EXTENSION_SUFFIXES:
         path = folder / f"libexperts{suffix}"
@@ -60,6 +61,7 @@ def _library() -> ctypes.CDLL:
         library.expert_error_text.restype = ctypes.c_char_p
         library.expert_run.argtypes = [pointer, pointer, i32, pointer, pointer, pointer, i32, pointer, pointer]
         library.expert_combine.argtypes = [pointer, i32, i32, i32, pointer, i32, pointer, pointer, pointer]
+        library.expert_product.argtypes = [pointer, i32, i32, i32, pointer, pointer, pointer]
         library.expert_read.argtypes = [pointer, pointer, i32, pointer, pointer]
         library.expert_split.argtypes = [i32, i32, pointer, i32, *[pointer] * 6]
         library.share_block_of.argtypes = [i32, i32, i32, pointer]
@@ -121,7 +123,7 @@ class ExpertKernel:
         if cores is not None and threads is not None and threads != len(cores):
             raise ValueError(f"{threads} threads for {len(cores)} cores")
         self.threads = len(cores) if cores is not None else 1 if threads is None else threads
-        self._library = _library()
+        self._library = native_library()
         self._layout = _Layout(
             layout.format.id, layout.hidden, layout.intermediate, 0, layout.gate_up_codes, layout.down_codes,
             layout.gate_up_scales, layout.down_scales, layout.record_bytes,
@@ -141,7 +143,7 @@ class ExpertKernel:
     @staticmethod
     def best_isa() -> str:
         """The widest instruction set this CPU has."""
-        best = _library().expert_best_isa()
+        best = native_library().expert_best_isa()
         return next(name for name, id in ISAS.items() if id == best)
 
     def run(

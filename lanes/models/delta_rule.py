@@ -37,7 +37,7 @@ def recurrent(
     """
     out = torch.empty_like(v)
     tokens = zip(
-        g.exp()[..., None, None].unbind(),  # [N, 1, 1]
+        g[..., None, None].unbind(),  # [N, 1, 1]
         torch.stack((k, q), dim=2).unbind(),  # [N, 2, K]
         (k * q).sum(-1, keepdim=True).unbind(),  # [N, 1]
         k[..., None].unbind(),  # [N, K, 1]
@@ -47,7 +47,7 @@ def recurrent(
         strict=True,
     )
     for decay, both, match, key, value, rate, result in tokens:
-        matrix.mul_(decay)
+        matrix.mul_(decay.exp())  # of one token at a time: an exponential's last bits depend on what is beside it
         wrong, read = torch.bmm(both, matrix).unbind(1)  # S^T k, S^T q: [N, V]
         delta = (value - wrong).mul_(rate)
         torch.addcmul(read, match, delta, out=result)

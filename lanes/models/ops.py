@@ -3,22 +3,42 @@
 Every activation between operations is fp32. A product rounds its input to the type of the matrix and returns fp32, so a
 bf16 model computes in bf16 only inside products; with fp32 matrices nothing is rounded.
 
+On a CPU a row of up to FEW_ROWS comes out of `product` and `alike` with the same bits whatever rows are beside it, so
+that drafts change no bit of what a decode window says (fp32 matrices). torch takes another path, and another order of
+sums, for one row, for two, for four.
+
 Letters: R rows, N outputs, G groups, D group size, C channels, T taps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
+from lanes import limits
+from lanes.models.few import few_rows
+
+FEW_ROWS = limits.MAX_WINDOW_TOKENS
+_VECTOR = 32  # elements that elementwise loops take at once, at most; what is left of a tensor has other last bits
+
 
 def product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """x [R, D] times matrix [N, D] transposed: fp32 [R, N]. On a GPU the sum is never rounded to the matrix's type."""
+    """x [R, D] times matrix [N, D] transposed: fp32 [R, N]. Sums are never rounded to the matrix's type."""
     if matrix.is_cuda and matrix.dtype != torch.float32:
         return torch.mm(x.to(matrix.dtype), matrix.t(), out_dtype=torch.float32)
-    return F.linear(x.to(matrix.dtype), matrix).float()
+    if 0 < x.shape[0] <= FEW_ROWS and matrix.device.type == "cpu":
+        return few_rows(x.to(matrix.dtype).float(), matrix.float())
+    return F.linear(x.to(matrix.dtype).float(), matrix.float())
+
+
+def alike(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """function(x) element by element for x [R, N] of any N, contiguous: on a CPU, rows are made of whole vectors."""
+    if x.is_cuda or x.shape[0] > FEW_ROWS:
+        return function(x)
+    columns = x.shape[1]
+    return function(F.pad(x, (0, -columns % _VECTOR)))[:, :columns]
 
 
 def upload(rows: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -68,8 +68,8 @@ struct Isa {
   // Quantises groups first..first+count of a row; x points at the first group's elements.
   void (*quantise)(const Shape&, int first, int count, const float* x, uint8_t* row);
   void (*dots)(const Shape&, const RowPairs&, const uint8_t* const* activations, int tile, const DotsOut&);
-  // Rows w + i * stride (in floats) of K fp32 weights: out[i] = dot(row i, x).
-  void (*dots_f32)(int k, const float* w, int64_t stride, int count, const float* x, float* out);
+  // `count` rows of K fp32 weights, `columns` vectors x, each behind the other: out[c * out_stride + i] = dot(w_i, x_c).
+  void (*dots_f32)(int k, const float* w, int count, const float* x, int columns, float* out, int64_t out_stride);
   void (*gate)(int n, const float* g, const float* u, float* h);
   // out[i] = fma over rows in ascending order, from +0.
   void (*combine)(int rows, int n, const float* weights, const float* const* y, float* out);
@@ -80,7 +80,7 @@ struct Isa {
 extern const Isa kScalar;
 #if defined(__x86_64__)
 extern const Isa kAvx2, kAvx512;
-void dots_f32_avx2(int k, const float* w, int64_t stride, int count, const float* x, float* out);
+void dots_f32_avx2(int k, const float* w, int count, const float* x, int columns, float* out, int64_t out_stride);
 #endif
 
 // IEEE defaults (nearest even, denormals kept) while it lives, whatever the caller's thread had set.

@@ -10,6 +10,8 @@
 // of -128 is 128 unsigned; q is never -128). What follows is in 32 bits.
 //
 // Invariant: loads touch no byte behind a row's last code or scale.
+#include <algorithm>
+
 #include "arithmetic.h"
 
 #if defined(__x86_64__)
@@ -188,22 +190,29 @@ void dots(const Shape& s, const RowPairs& rows, const uint8_t* const* activation
   for (int m = 0; m < tile; m += 4) format(s, rows, activations + m, tile - m < 4 ? tile - m : 4, out.from(m));
 }
 
-// Rows of fp32 weights; `Rows` of them at once, because one row's fma chain waits for itself.
-template <int Rows>
-TARGET void dots_f32_rows(int k, const float* w, int64_t stride, const float* x, float* out) {
-  __m256 chains[Rows];
-  for (int r = 0; r < Rows; ++r) chains[r] = _mm256_setzero_ps();
+// `Rows` rows of fp32 weights times `Columns` vectors x, at once: one fma chain alone waits for itself, and what is
+// loaded serves several.
+template <int Rows, int Columns>
+TARGET void dots_f32_tile(int k, const float* w, const float* x, float* out, int64_t out_stride) {
+  __m256 chains[Columns][Rows];
+  for (int c = 0; c < Columns; ++c)
+    for (int r = 0; r < Rows; ++r) chains[c][r] = _mm256_setzero_ps();
   int e = 0;
   for (; e + kChains <= k; e += kChains)
-    for (int r = 0; r < Rows; ++r)
-      chains[r] = _mm256_fmadd_ps(_mm256_loadu_ps(w + r * stride + e), _mm256_loadu_ps(x + e), chains[r]);
-  for (int r = 0; r < Rows; ++r) {
-    // Not padded with zeros: +0 added to a chain that has become -0 would change it.
-    alignas(32) float lanes[kChains];
-    _mm256_store_ps(lanes, chains[r]);
-    for (int i = e; i < k; ++i) lanes[i - e] = __builtin_fmaf(w[r * stride + i], x[i], lanes[i - e]);
-    out[r] = tree(_mm256_load_ps(lanes));
-  }
+    for (int r = 0; r < Rows; ++r) {
+      const __m256 weights = _mm256_loadu_ps(w + int64_t{r} * k + e);
+      for (int c = 0; c < Columns; ++c)
+        chains[c][r] = _mm256_fmadd_ps(weights, _mm256_loadu_ps(x + int64_t{c} * k + e), chains[c][r]);
+    }
+  for (int c = 0; c < Columns; ++c)
+    for (int r = 0; r < Rows; ++r) {
+      // Not padded with zeros: +0 added to a chain that has become -0 would change it.
+      alignas(32) float lanes[kChains];
+      _mm256_store_ps(lanes, chains[c][r]);
+      for (int i = e; i < k; ++i)
+        lanes[i - e] = __builtin_fmaf(w[int64_t{r} * k + i], x[int64_t{c} * k + i], lanes[i - e]);
+      out[c * out_stride + r] = tree(_mm256_load_ps(lanes));
+    }
 }
 
 TARGET void quantise(const Shape& s, int first, int count, const float* x, uint8_t* row) {
@@ -290,10 +299,20 @@ TARGET uint64_t read(const uint8_t* from, int64_t bytes) {
 
 }  // namespace
 
-TARGET void dots_f32_avx2(int k, const float* w, int64_t stride, int count, const float* x, float* out) {
+template <int Columns>
+TARGET void dots_f32_columns(int k, const float* w, int count, const float* x, float* out, int64_t out_stride) {
+  constexpr int kRows = Columns < 4 ? 4 : 2;  // as many chains as there are registers for
   int i = 0;
-  for (; i + 4 <= count; i += 4) dots_f32_rows<4>(k, w + i * stride, stride, x, out + i);
-  for (; i < count; ++i) dots_f32_rows<1>(k, w + i * stride, stride, x, out + i);
+  for (; i + kRows <= count; i += kRows) dots_f32_tile<kRows, Columns>(k, w + int64_t{i} * k, x, out + i, out_stride);
+  for (; i < count; ++i) dots_f32_tile<1, Columns>(k, w + int64_t{i} * k, x, out + i, out_stride);
+}
+
+TARGET void dots_f32_avx2(int k, const float* w, int count, const float* x, int columns, float* out,
+                          int64_t out_stride) {
+  constexpr decltype(&dots_f32_columns<1>) kBy[] = {dots_f32_columns<1>, dots_f32_columns<2>, dots_f32_columns<3>,
+                                                    dots_f32_columns<4>};
+  for (int c = 0; c < columns; c += 4)
+    kBy[std::min(columns - c, 4) - 1](k, w, count, x + int64_t{c} * k, out + c * out_stride, out_stride);
 }
 
 const Isa kAvx2 = {2, quantise, dots, dots_f32_avx2, gate, combine, read};

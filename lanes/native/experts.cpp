@@ -110,8 +110,8 @@ void gate_up_f32(Run& run, const Job& job, int first, int count) {
   const auto* w = reinterpret_cast<const float*>(job.record + l.gate_up_codes) + int64_t{first} * l.hidden;
   for (int p = 0; p < job.pairs; ++p) {
     const float* x = run.x + int64_t{run.row_index[job.first + p]} * l.hidden;
-    run.isa->dots_f32(l.hidden, w, l.hidden, count, x, g);
-    run.isa->dots_f32(l.hidden, w + int64_t{l.intermediate} * l.hidden, l.hidden, count, x, u);
+    run.isa->dots_f32(l.hidden, w, count, x, 1, g, 0);
+    run.isa->dots_f32(l.hidden, w + int64_t{l.intermediate} * l.hidden, count, x, 1, u, 0);
     run.isa->gate(count, g, u, run.mid_f32(job.first + p) + first);
   }
 }
@@ -140,8 +140,8 @@ void down_f32(Run& run, const Job& job, int first, int count) {
   const expert_layout& l = run.layout;
   const auto* w = reinterpret_cast<const float*>(job.record + l.down_codes) + int64_t{first} * l.intermediate;
   for (int p = 0; p < job.pairs; ++p)
-    run.isa->dots_f32(l.intermediate, w, l.intermediate, count, run.mid_f32(job.first + p),
-                      run.out + int64_t{job.first + p} * l.hidden + first);
+    run.isa->dots_f32(l.intermediate, w, count, run.mid_f32(job.first + p), 1,
+                      run.out + int64_t{job.first + p} * l.hidden + first, 0);
 }
 
 void expert_unit(void* opaque, uint32_t unit) {

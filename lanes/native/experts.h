@@ -49,6 +49,11 @@ int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jobs, con
 int expert_combine(expert_pool* pool, int32_t rows, int32_t k, int32_t hidden, const int32_t* pair_index, int32_t pairs,
                    const float* weights, const float* y, float* out);
 
+// out[r, n] = dot(x[r, :], w[n, :]) of fp32 x [rows, k], w [outputs, k], out [rows, outputs] with the sums of an fp32
+// expert (docs/expert-arithmetic.md): the bits of out[r, n] depend on row r and row n alone. rows is 1..16.
+int expert_product(expert_pool* pool, int32_t rows, int32_t outputs, int32_t k, const float* x, const float* w,
+                   float* out);
+
 // Reads the records' codes and scales in whole 64-byte lines, in the order expert_run does, and computes nothing: the
 // rate at which this pool can read memory. `sum` receives the XOR of what was read as 64-bit words.
 int expert_read(expert_pool* pool, const expert_layout* layout, int32_t jobs, const uint8_t* const* records,

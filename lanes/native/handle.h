@@ -17,6 +17,7 @@ namespace experts {
 constexpr int32_t kMaxSize = 1 << 17;  // of H and I
 constexpr int32_t kMaxRows = 1 << 24;
 constexpr int32_t kMaxJobs = 1 << 20;
+constexpr int32_t kMaxFewRows = 16;
 
 struct Buffer {
   uint8_t* data = nullptr;

@@ -77,12 +77,14 @@ void dots(const Shape& s, const RowPairs& rows, const uint8_t* const* activation
   }
 }
 
-void dots_f32(int k, const float* w, int64_t stride, int count, const float* x, float* out) {
-  for (int i = 0; i < count; ++i, w += stride) {
-    float chain[kChains] = {};
-    for (int e = 0; e < k; ++e) chain[e % kChains] = std::fma(w[e], x[e], chain[e % kChains]);
-    out[i] = tree(chain);
-  }
+void dots_f32(int k, const float* w, int count, const float* x, int columns, float* out, int64_t out_stride) {
+  for (int c = 0; c < columns; ++c, x += k, out += out_stride)
+    for (int i = 0; i < count; ++i) {
+      const float* row = w + int64_t{i} * k;
+      float chain[kChains] = {};
+      for (int e = 0; e < k; ++e) chain[e % kChains] = std::fma(row[e], x[e], chain[e % kChains]);
+      out[i] = tree(chain);
+    }
 }
 
 float exp_of(float x) {

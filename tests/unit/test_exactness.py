@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from bench import exactness
-from bench.exactness_cases import BITS, FAILURES, MARGINS, Apart, apart
+from bench.exactness_cases import BITS, FAILURES
+from bench.exactness_margins import MARGINS, Apart, apart
 from shared_experts.pack import Pack
 from tests.fakes.processes import tiny_pack
 

@@ -187,11 +187,11 @@ class Refusing:
         return ISAS["avx2"]
 
     def expert_error_text(self, code: int) -> bytes:
-        return native._library().expert_error_text(code) if self.code != 4 else b""
+        return native.native_library().expert_error_text(code) if self.code != 4 else b""
 
 
 def test_an_instruction_set_this_cpu_lacks(monkeypatch):
-    monkeypatch.setattr(native, "_library", lambda: Refusing(4))
+    monkeypatch.setattr(native, "native_library", lambda: Refusing(4))
     with pytest.raises(NativeKernelUnavailable, match="cannot run avx512; its best is avx2"):
         ExpertKernel(LAYOUT, isa="avx512")
 
@@ -210,13 +210,14 @@ def test_failures_of_the_host_are_not_the_callers_fault():
 
 
 def test_the_library_checks_what_the_binding_cannot_get_wrong():
-    library = native._library()
+    library = native.native_library()
     pool = ctypes.c_void_p()
     assert library.expert_pool_create(0, None, 1, None) == 1
     assert library.expert_pool_create(4, None, 1, ctypes.byref(pool)) == 1
     assert library.expert_run(None, None, 0, None, None, None, 0, None, None) == 1
     assert library.expert_combine(None, 0, 1, 1, None, 0, None, None, None) == 1
     assert library.expert_read(None, None, 0, None, None) == 1
+    assert library.expert_product(None, 1, 1, 1, None, None, None) == 1
     assert library.expert_pool_isa(None) == 0
     assert library.expert_pool_erase(None) == 0
     library.expert_pool_destroy(None)

@@ -36,6 +36,11 @@ static std::vector<float> call(expert_pool* pool, const expert_layout& l, int ro
   for (auto& c : chosen) c = rand_r(&seed) % (3 * rows);
   const int pairs = 3 * rows;
   if (expert_combine(pool, rows, 3, l.hidden, chosen.data(), pairs, weights.data(), out.data(), total.data())) abort();
+  for (int few : {1, 3, 4, 7}) {
+    std::vector<float> narrow(few * l.intermediate, 0.25f), matrix(l.hidden * l.intermediate, 0.5f);
+    std::vector<float> product(few * l.hidden);
+    if (expert_product(pool, few, l.hidden, l.intermediate, narrow.data(), matrix.data(), product.data())) abort();
+  }
   return total;
 }
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from lanes.models.ops import product, rms, rotate
+from lanes.models.ops import FEW_ROWS, product, rms, rotate
 from lanes.models.qwen4_exp.indexer import Indexer
 from lanes.models.qwen4_exp.rows import Rows, Run
 from lanes.models.qwen4_exp.spec import Spec
@@ -109,8 +109,10 @@ class Attention:
         spec, out = self._spec, torch.empty_like(q, memory_format=torch.contiguous_format)
         dense = min(spec.dense_rows(start), q.shape[0])
         q = q.to(state.shape.dtype).unflatten(1, (spec.kv_heads, -1))  # [T, KV, G, D]
-        for first in range(0, dense, DENSE_QUERY_ROWS):
-            part = slice(first, min(first + DENSE_QUERY_ROWS, dense))
+        # Of a few rows each on its own: beside others, and masked, its sums have other last bits.
+        slice_rows = 1 if q.shape[0] <= FEW_ROWS and not q.is_cuda else DENSE_QUERY_ROWS
+        for first in range(0, dense, slice_rows):
+            part = slice(first, min(first + slice_rows, dense))
             out[part] = self._dense(q[part], state, start + part.start)
         if dense < q.shape[0]:
             positions = torch.arange(start + dense, start + q.shape[0], device=q.device)

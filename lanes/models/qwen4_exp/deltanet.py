@@ -43,6 +43,7 @@ class DeltaNet:
         self.taps = taps.squeeze(1).t().contiguous().unbind()  # of [C] each
         self.rate = -weights.vector("A_log", spec.value_heads).exp()
         self.shift = weights.vector("dt_bias", spec.value_heads)
+        self._shifts = F.pad(self.shift, (spec.value_heads, 0))  # of b and a
         self.norm = weights.vector("norm.weight", spec.value_dim)
         self.output = weights.matrix(("out_proj.weight", spec.hidden), columns=wide)
 
@@ -50,8 +51,9 @@ class DeltaNet:
         """u, result: fp32 [R, H]."""
         spec = self._spec
         qkv, z = product(u, self.inputs).split((spec.conv_channels, spec.value_heads * spec.value_dim), dim=1)
-        b, a = product(u, self.gates).chunk(2, dim=1)  # [R, N]
-        beta, g = b.sigmoid(), self.rate * F.softplus(a + self.shift)
+        # Still side by side: an exponential over rows with a gap between them goes row by row, however many there are.
+        b, a = (product(u, self.gates) + self._shifts).chunk(2, dim=1)  # [R, N]
+        beta, g = b.sigmoid(), self.rate * F.softplus(a)
         q, k, v = self._convolved(qkv, rows)
         out = torch.empty_like(v)  # [R, N, V]
         for run in rows.runs:

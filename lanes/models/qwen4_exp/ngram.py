@@ -23,7 +23,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from lanes.models.ops import causal_conv, product, rms, upload
+from lanes.models.ops import alike, causal_conv, product, rms, upload
 from lanes.models.qwen4_exp.rows import Rows
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.weights import Weights
@@ -120,7 +120,7 @@ class NgramLayer:
         key = rms(key.view_as(x), spec.eps) * self.norm_key
         gate = (key * (rms(x, spec.eps) * self.norm_query)).sum(-1, keepdim=True) / math.sqrt(spec.hidden)
         gate = gate.abs().clamp_min(LEAST_GATE).sqrt() * gate.sign()  # [R, S, 1]
-        gated = gate.sigmoid() * value[:, None, :]
+        gated = alike(torch.sigmoid, gate.flatten(1))[..., None] * value[:, None, :]
         normed = (rms(gated, spec.eps) * self.norm_conv).flatten(1)
         x += gated
         for run in rows.runs:

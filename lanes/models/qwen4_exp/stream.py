@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from lanes.models.ops import product, rms
+from lanes.models.ops import alike, product, rms
 from lanes.models.qwen4_exp.rows import Rows
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.weights import Weights
@@ -49,7 +49,7 @@ class Mixer:
         """x [R, S, H] to (u [R, H], injection [R, S], empty without injection)."""
         normed = rms(x, self._eps) * self.norm
         low = product(normed.flatten(1), self.down) / self._streams
-        mix = product(F.silu(low[:, : self._lowrank]), self.up).sigmoid_().view_as(normed)
+        mix = product(alike(F.silu, low[:, : self._lowrank]), self.up).sigmoid_().view_as(normed)
         return mix.mul_(normed).mean(1), 2 * torch.sigmoid(low[:, self._lowrank :])
 
 
