@@ -55,7 +55,7 @@ class Muon(torch.optim.Optimizer):
                 if p.grad is not None:
                     shapes.setdefault(p.shape[-2:], []).append(p)
             for shape, params in shapes.items():
-                gradients = [p.grad for p in params]
+                gradients = [p.grad for p in params if p.grad is not None]
                 momenta = [self._momentum(p) for p in params]
                 torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
                 moved = torch._foreach_lerp(gradients, momenta, MOMENTUM)

@@ -79,12 +79,12 @@ def read_debian(path: Path) -> list[Document]:
                 files[member.name] = file.read()
     from_sources = any(part in file for file in files for part in SOURCES)
     documents = []
-    for file in sorted(files):
-        kind, text = _kind(file), files[file].decode(errors="replace")
-        if kind == "prose" or (file.endswith((".html", ".html.en")) and not from_sources):
-            documents.append(Document(name, file, "prose", text if kind else text_of_html(text)))
-        elif kind == "code" and "/doc/" not in file:
-            documents.append(Document(name, file, "code", text))
+    for at in sorted(files):
+        kind, text = _kind(at), files[at].decode(errors="replace")
+        if kind == "prose" or (at.endswith((".html", ".html.en")) and not from_sources):
+            documents.append(Document(name, at, "prose", text if kind else text_of_html(text)))
+        elif kind == "code" and "/doc/" not in at:
+            documents.append(Document(name, at, "code", text))
     return documents
 
 

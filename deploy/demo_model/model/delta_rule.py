@@ -79,14 +79,14 @@ class UnitInverse(torch.autograd.Function):
     """(1 + L)^-1 for strictly lower triangular L [..., C, C], C a power of two."""
 
     @staticmethod
-    def forward(ctx: Any, lower: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, lower: torch.Tensor) -> torch.Tensor:
         """The inverse, kept for the way back."""
         inverse = unit_inverse(lower)
         ctx.save_for_backward(inverse)
         return inverse
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         """Two products: -(X^T grad X^T), below the diagonal."""
         (inverse,) = ctx.saved_tensors
         return -(inverse.mT @ grad @ inverse.mT).tril(-1)

@@ -42,14 +42,14 @@ class Spread(torch.autograd.Function):
     """Rows to their places; a row's gradient is the sum over its places, gathered rather than added at random."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, row_of_place: torch.Tensor, place_of_choice: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: torch.Tensor, row_of_place: torch.Tensor, place_of_choice: torch.Tensor) -> torch.Tensor:
         """[places, H] of x [R, H]; a row past the last one is zeros. place_of_choice: [R * K]."""
         ctx.save_for_backward(place_of_choice)
         ctx.rows = x.shape[0]
         return F.pad(x, (0, 0, 0, 1)).index_select(0, row_of_place)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """[R, H]."""
         (place_of_choice,) = ctx.saved_tensors
         return grad.index_select(0, place_of_choice).view(ctx.rows, -1, grad.shape[-1]).sum(1), None, None
@@ -61,13 +61,13 @@ class Collect(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, place_of_choice: torch.Tensor, choice_of_place: torch.Tensor
-    ) -> torch.Tensor:  # type: ignore[override]
+    ) -> torch.Tensor:
         """[R * K, H] of x [places, H]."""
         ctx.save_for_backward(choice_of_place)
         return x.index_select(0, place_of_choice)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """[places, H]."""
         (choice_of_place,) = ctx.saved_tensors
         return F.pad(grad, (0, 0, 0, 1)).index_select(0, choice_of_place), None, None

@@ -104,6 +104,13 @@ class Draft(nn.Module):
         self.layers = nn.ModuleList([Layer(c, "full_attention", None)])
         self.hyper_connection_mixer = Mixer(c.hc_count, c.hidden_size, c.hc_lowrank, c.rms_norm_eps, injects=False)
 
+    @property
+    def layer(self) -> Layer:
+        """The only one."""
+        layer = self.layers[0]
+        assert isinstance(layer, Layer)
+        return layer
+
     def enter(self, x: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """Streams [B, T, S, H] from earlier streams x and the embedded next tokens [B, T, H]."""
         hidden = self.fc_hidden(self.pre_fc_norm_hidden(x.flatten(-2)).view_as(x))
@@ -148,7 +155,7 @@ class Network(nn.Module):
         a row of a later step reads the first step's rows up to its own and its own of the steps between, which is what
         drafting one token after another leaves in the cache.
         """
-        tokens, layer, earlier = x.shape[1], self.mtp.layers[0], list[Heads]()
+        tokens, layer, earlier = x.shape[1], self.mtp.layer, list[Heads]()
         passes = []
         for step in range(1, steps + 1):
             nexts = ids[:, step : step + tokens]
@@ -170,7 +177,7 @@ class Network(nn.Module):
 
     def _chained(self, u: torch.Tensor, at: Rotation, earlier: list[Heads]) -> torch.Tensor:
         """Attention of a later draft step; its heads join `earlier`."""
-        attention = self.mtp.layers[0].self_attn
+        attention = self.mtp.layer.self_attn
         earlier.append(attention.project(u, at))
         heads = earlier[-1]
         groups = heads.q.shape[1] // heads.k.shape[1]

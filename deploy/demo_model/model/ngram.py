@@ -21,6 +21,10 @@ TABLE_STD = 0.05
 class Hashes(nn.Module):
     """The table and the constants that choose its rows, by the names of the checkpoint."""
 
+    layer_multipliers: torch.Tensor
+    ngram_heads_offsets: torch.Tensor
+    ngram_heads_vocab_sizes: torch.Tensor
+
     def __init__(self, c: TinyConfig, place: int) -> None:
         super().__init__()
         multipliers, offsets, sizes = (torch.from_numpy(x) for x in hash_constants(c, place))
