@@ -42,7 +42,7 @@ class Rates:
     link_gb_per_s: float = 50.0  # host memory to one GPU
     gpu_gb_per_s: float = 4000.0  # one GPU's own memory
     cpu_layer_us: float = 700.0  # a layer's fixed work on a CPU lane, whatever its size
-    gpu_layer_us: float = 30.0  # a layer's small kernels, captured
+    gpu_layer_us: float = 100.0  # a layer beyond its bytes: small kernels, launches, waits; measured on one H200
     handshake_us: float = 350.0  # a step's exchange between GPU and CPU
 
     def __post_init__(self) -> None:

@@ -68,6 +68,13 @@ def test_the_large_model_on_a_gpu_is_what_its_parts_were_measured_to_be():
     assert found.prefill_tokens_per_s == pytest.approx(8192 / whole_region_s, rel=0.15)  # a tenth is cached
 
 
+@pytest.mark.parametrize(("hits", "measured"), [(0.643, 77.6), (0.648, 83.9), (0.75, 102.7), (1.0, 145.2)])
+def test_assumed_rates_are_within_a_fifth_of_what_an_h200_did(hits, measured):
+    """Steps of the synthetic model of this shape, 16 GiB, 16 cores: bench/LOG.md, "A GPU lane on an H200"."""
+    found = plan(LARGE, Host("cuda", 256 * GIB, 16 * GIB, 16), Load(1, 8192, hits), Rates(), 1)
+    assert 0.8 < found.tokens_per_s[0] / measured < 1.2
+
+
 def test_ram_and_vram_at_the_limit_and_one_byte_less():
     host = Host("cpu", 1 << 50, 0, 8)
     need = 0 - (plan(LARGE, dataclasses.replace(host, ram_bytes=0), Load(), Rates(), 2).ram_free_bytes)

@@ -1,0 +1,85 @@
+"""Rates of a GPU host for `expressway plan --rates`, out of what `bench.decode` found there, and how well they predict.
+
+    python -m bench.decode --device cuda --vram-budget 16GiB --cores 0-15 --out decode.json
+    python -m bench.gpu_rates decode.json --out rates.json
+    expressway plan PACK --device cuda --vram 16GiB --rates rates.json
+
+Ceilings are taken as they were measured. What a step takes beyond its bytes at those ceilings is fixed work of its
+layers, handshake included: the median over the steps at forced hit rates. The run under the lane's own cache policy is
+held out: it changes no rate, and says how far the prediction is off. Not here: any measuring, the prediction's
+formula of lanes and memory (`expressway plan`). Invariant: pure but for reading and writing files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.bound import Ceilings, StepBytes, step_s
+from bench.result import write
+
+KEPT = ("command", "versions", "host", "pack", "conditions", "vram_budget_bytes")
+CLOSE = 0.2  # how far off a prediction may be
+
+
+def solve(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The rates, and the prediction that was held out. ValueError where a run has not what they need."""
+    said, cores = found["ceilings_gb_per_s"], int(found["host"]["cpus"])
+    if said.get("hbm_copy") is None:
+        raise ValueError("a run without a GPU: `python -m bench.rates` measures a host for CPU lanes")
+    ceilings = Ceilings(**{name: gigabytes * 1e9 for name, gigabytes in said.items()})
+    layers, dense = int(found["pack"]["layers"]), float(found["dense_bytes_per_step"])
+
+    def least_s(run: Mapping[str, Any]) -> float:
+        return step_s(StepBytes(dense, run["resident_bytes"], run["missed_bytes"]), ceilings)
+
+    if not found["forced"]:
+        raise ValueError("no step at a forced hit rate")
+    layer_s = statistics.median((1 / run["tokens_per_s"] - least_s(run)) / layers for run in found["forced"])
+    if layer_s <= 0:
+        raise ValueError("steps were faster than their bytes at the ceilings: those were measured too low")
+    rates = {
+        "gpu_gb_per_s": said["hbm_copy"],
+        "link_gb_per_s": said["link_beside_cpu"],
+        "memory_gb_per_s": said["cpu_beside_link"],
+        "core_gb_per_s": round(said["cpu_beside_link"] / cores, 3),
+        "gpu_layer_us": round(layer_s * 1e6, 2),
+        "handshake_us": 0.0,  # in the layers'
+    }
+    measured = float(found["adaptive"]["tokens_per_s"])
+    predicted = 1 / (least_s(found["adaptive"]) + layers * layer_s)
+    return {
+        "rates": rates,
+        "held_out": {
+            "hit_rate": found["adaptive"]["hit_rate"],
+            "predicted_tokens_per_s": round(predicted, 2),
+            "measured_tokens_per_s": measured,
+            "predicted_over_measured": round(predicted / measured, 3),
+            "within_20_percent": abs(predicted / measured - 1) <= CLOSE,
+        },
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 1 when what was held out is not within 20 %."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("decode", type=Path, help="what bench.decode wrote")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args(argv)
+    found = json.loads(asked.decode.read_text())
+    try:
+        solved = solve(found)
+    except (KeyError, TypeError, ValueError) as error:
+        sys.stderr.write(f"error: {asked.decode}: {error}\n")
+        return 1
+    write({**{name: found.get(name) for name in KEPT}, **solved}, asked.out)
+    return 0 if solved["held_out"]["within_20_percent"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
