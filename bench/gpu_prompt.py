@@ -13,6 +13,7 @@ Needs torch with CUDA, triton and numpy.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -26,7 +27,7 @@ import torch
 
 from bench import bare_host, result
 from bench.synthetic.shape import SHAPES
-from lanes.kernels import prompt_attention
+from lanes.kernels import delta_chunks, prompt_attention
 from lanes.models.qwen4_exp.attention import Attention
 from lanes.models.qwen4_exp.deltanet import DeltaNet
 from lanes.models.qwen4_exp.gpu.prompt import kernels_of
@@ -44,6 +45,8 @@ STEPS = [
     (32 << 10, 2, 4),
     (32 << 10, 2, 8),
 ]  # bytes, stages, warps
+
+DELTA = [(32, 4, 32), (16, 4, 32), (16, 4, 64), (32, 8, 32), (64, 8, 32), (32, 4, 16)]  # columns, warps, parts
 
 
 class Drawn:
@@ -146,6 +149,30 @@ class Bench:
                 print(f"attend, {tried}: FAILED {type(error).__name__}: {str(error)[:200]}", flush=True)
         prompt_attention.STEP_BYTES, prompt_attention.STAGES, prompt_attention.WARPS = kept
 
+    def sweep_delta(self) -> None:
+        """Columns, warps and parts of the delta rule's last launch, in the whole rule."""
+        spec, draw = self.spec, functools.partial(torch.randn, device=self.device)
+        q, k = (
+            torch.nn.functional.normalize(draw(self.rows, spec.value_heads, spec.key_dim), dim=-1) for _ in range(2)
+        )
+        v, g = (
+            draw(self.rows, spec.value_heads, spec.value_dim),
+            -torch.rand(self.rows, spec.value_heads, device=self.device),
+        )
+        state = draw(spec.value_heads, spec.key_dim, spec.value_dim)
+        kept = delta_chunks.COLUMNS, delta_chunks.WARPS, delta_chunks.PARTS
+        for tried in DELTA:
+            delta_chunks.COLUMNS, delta_chunks.WARPS, delta_chunks.PARTS = tried
+            name = "delta rule, {} columns, {} warps, parts of {}".format(*tried)
+            try:
+                ms = self._milliseconds(lambda: delta_chunks.delta_rule(state, q, k, v, g, -g))
+                print(f"{name}: {ms:.2f} ms", flush=True)
+                self.cases.append({"name": "delta rule", "tried": tried, "ms": round(ms, 3)})
+            except Exception as error:
+                self.failed.append(name)
+                print(f"{name}: FAILED {type(error).__name__}: {str(error)[:200]}", flush=True)
+        delta_chunks.COLUMNS, delta_chunks.WARPS, delta_chunks.PARTS = kept
+
     def _once(self, block: Attention | DeltaNet, rows: Rows) -> torch.Tensor:
         for recurrent in self.state.recurrent.values():
             recurrent.matrix.zero_()
@@ -198,6 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         bench.run(f"attention, from {start}", attention, start)
         bench.sweep(start)
     bench.run("DeltaNet", DeltaNet(bench.spec, weights, bench.spec.deltanet_layers[0]), 0)
+    bench.sweep_delta()
     if options.out is not None:
         frame = result.frame(
             "bench.gpu_prompt", [], pack={"shape": "true", "layers": 1},

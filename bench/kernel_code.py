@@ -36,6 +36,7 @@ from triton.runtime.jit import JITFunction
 from lanes.kernels import (
     attention,
     combine,
+    delta_chunks,
     deltanet,
     doorbell,
     experts,
@@ -244,6 +245,8 @@ def launch_prompt(rows: int) -> None:
     gates = torch.empty(1, 24, 512).expand(rows, 24, 512)[:, :, 256:]
     chosen = torch.empty((rows, 512), dtype=torch.int32)
     prompt_attention.attend(shape, queries, chosen, tokens - rows, keys, keys, gates, queries)
+    delta, gates = torch.empty((delta_chunks.CHUNK, 48, 128)), torch.empty((delta_chunks.CHUNK, 48))
+    delta_chunks.delta_rule(torch.empty((48, 128, 128)), delta, delta, delta, gates, gates)
     index.choose_rows(torch.empty((4, 4, tokens // 4)), tokens - 4, 4, 512, 128, tokens // 4)
 
 

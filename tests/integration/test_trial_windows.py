@@ -125,6 +125,9 @@ def test_a_trial_left_half_way_leaves_the_state_whole(pair):
         pass
 
     class Stopping:
+        def expect(self, *_: object) -> None:
+            pass
+
         def forward(self, *_: object) -> torch.Tensor:
             raise Left
 

@@ -11,6 +11,8 @@ Letters: R rows, T rows of a run, N value heads, K key size, V value size, C cha
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -22,6 +24,11 @@ from lanes.models.weights import Weights
 from lanes.state.trial import RecurrentInputs
 
 L2_EPS = 1e-6
+
+# How rows go through a state, as `lanes.models.delta_rule.delta_rule`: (S, q, k, v, g, beta) to o.
+Rule = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+]  # fmt: skip
 
 
 class DeltaNet:
@@ -46,6 +53,7 @@ class DeltaNet:
         self._shifts = F.pad(self.shift, (spec.value_heads, 0))  # of b and a
         self.norm = weights.vector("norm.weight", spec.value_dim)
         self.output = weights.matrix(("out_proj.weight", spec.hidden), columns=wide)
+        self.rule: Rule = delta_rule
 
     def __call__(self, u: torch.Tensor, rows: Rows) -> torch.Tensor:
         """u, result: fp32 [R, H]."""
@@ -55,15 +63,16 @@ class DeltaNet:
         b, a = (product(u, self.gates) + self._shifts).chunk(2, dim=1)  # [R, N]
         beta, g = b.sigmoid(), self.rate * F.softplus(a)
         q, k, v = self._convolved(qkv, rows)
-        out = torch.empty_like(v)  # [R, N, V]
+        parts = []  # [T, N, V] each
         for run in rows.runs:
             part = run.rows
             matrix, steps = run.state.recurrent[self.layer].matrix, (q[part], k[part], v[part], g[part], beta[part])
             if run.trial is None:
-                out[part] = delta_rule(matrix, *steps)
+                parts.append(self.rule(matrix, *steps))
             else:
-                out[part] = recurrent(run.trial.copy_of(matrix), *steps)
+                parts.append(recurrent(run.trial.copy_of(matrix), *steps))
                 run.trial.recurrent[self.layer] = RecurrentInputs(steps, qkv[part])
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
         gate = z.view_as(out)
         gate = gate.sigmoid() if spec.gate == "sigmoid" else F.silu(gate)
         out = (rms(out, spec.eps) * self.norm).mul_(gate)

@@ -42,7 +42,7 @@ def test_the_grouped_kernels_reach_the_tensor_cores_without_spills(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     kernels, prompt = json.loads(done.stdout)["kernels"].values()
     assert {"tiles", "gate_up", "quantise", "down", "add"} == set(kernels)
-    assert {"attend_rows", "select", "merge_chunks"} == set(prompt)
+    assert {"attend_rows", "select", "merge_chunks", "system", "solve", "across"} == set(prompt)
     for name, figures in prompt.items():
         assert figures["spills"] == figures["stack_bytes"] == 0, (name, figures)
     assert prompt["attend_rows"]["tensor_core_dots"] > 0
