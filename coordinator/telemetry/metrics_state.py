@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 
 from coordinator.fleet.lane_view import LaneState
-from coordinator.host.owner_status import OWNER_STATES, OwnerStatus
+from coordinator.host.owner_status import OWNER_STATES
 from coordinator.telemetry.cluster_state import State
 from coordinator.telemetry.lane_totals import FIELDS
 
@@ -100,7 +100,7 @@ def families(state: State) -> Iterator[Metric]:
     yield GaugeMetricFamily("expressway_queue_requests", "Requests that wait for a lane.", state.queued)
     yield GaugeMetricFamily("expressway_queue_limit_requests", "Requests that may wait.", state.queue_limit)
     yield CounterMetricFamily("expressway_owner_restarts", "Starts of the owner after its first.", state.owner_restarts)
-    yield from _region(state.owner)
+    yield from _regions(state)
     model = InfoMetricFamily("expressway_model", "The model that is served; no sample before a lane was ready.")
     if state.model is not None:
         model.add_metric([], {
@@ -182,19 +182,29 @@ def _unknown(field: str) -> _Counted:
     return _Counted(field, f"Counter {field} of the lane.")
 
 
-def _region(owner: OwnerStatus | None) -> Iterator[Metric]:
-    yield GaugeMetricFamily("expressway_owner_up", "1 while the region's owner answers.", float(owner is not None))
-    states = GaugeMetricFamily("expressway_region_state", "1 for the state the region is in.", labels=["state"])
-    size = GaugeMetricFamily("expressway_region_bytes", "Size of the shared expert region.")
-    filled = GaugeMetricFamily("expressway_region_filled_bytes", "How much of the region is filled or verified.")
-    info = InfoMetricFamily("expressway_region", "Which build of the region is shared, and how the owner came by it.")
-    if owner is not None:
+def _regions(state: State) -> Iterator[Metric]:
+    """Of the coordinator's host without a label, of every other one with its name."""
+    up = GaugeMetricFamily("expressway_owner_up", "1 while the region's owner answers.", labels=["host"])
+    states = GaugeMetricFamily("expressway_region_state", "1 for the state the region is in.", labels=["state", "host"])
+    size = GaugeMetricFamily("expressway_region_bytes", "Size of the shared expert region.", labels=["host"])
+    filled = GaugeMetricFamily(
+        "expressway_region_filled_bytes", "How much of the region is filled or verified.", labels=["host"]
+    )
+    info = InfoMetricFamily(
+        "expressway_region", "Which build of the region is shared, and how the owner came by it.", labels=["host"]
+    )
+    others = ((region.host, region.owner) for region in state.regions if region.host)
+    for host, owner in (("", state.owner), *others):
+        where = [host] if host else []
+        up.add_metric(where, float(owner is not None))
+        if owner is None:
+            continue
         for each in OWNER_STATES:
-            states.add_metric([each], float(each == owner.state))
-        size.add_metric([], owner.total_bytes)
-        filled.add_metric([], owner.done_bytes)
+            states.add_metric([each, *where], float(each == owner.state))
+        size.add_metric(where, owner.total_bytes)
+        filled.add_metric(where, owner.done_bytes)
         if owner.state == "ready":
-            info.add_metric([], {
+            info.add_metric(where, {
                 "fingerprint": owner.fingerprint.hex(), "generation": owner.generation.hex(), "source": owner.source,
             })  # fmt: skip
-    yield from (states, size, filled, info)
+    yield from (up, states, size, filled, info)

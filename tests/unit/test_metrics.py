@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from coordinator import errors
-from coordinator.fleet.lane_view import LaneView, ModelView, StepTimes, step_times
+from coordinator.fleet.lane_view import LaneView, ModelView, RegionView, StepTimes, step_times
 from coordinator.host.owner_status import OwnerStatus
 from coordinator.telemetry.cluster_state import State
 from coordinator.telemetry.lane_totals import FIELDS, LaneTotals
@@ -154,6 +154,18 @@ def test_what_is_not_known_has_no_sample():
     assert seen[("expressway_owner_up", ())] == 0
 
 
+def test_regions_of_other_hosts_have_their_names():
+    filling = OwnerStatus("filling", 30, 100)
+    regions = (RegionView("", None, 0), RegionView("b", filling, 0), RegionView("c", None, 0))
+    seen = values(Metrics().render(state(regions=regions)))
+    assert seen[("expressway_owner_up", ())] == 1  # as it was asked now
+    assert seen[("expressway_owner_up", (("host", "b"),))] == 1
+    assert seen[("expressway_owner_up", (("host", "c"),))] == 0
+    assert seen[("expressway_region_filled_bytes", (("host", "b"),))] == 30
+    assert seen[("expressway_region_state", (("host", "b"), ("state", "filling")))] == 1
+    assert not [key for key in seen if key[0].startswith("expressway_region") and ("host", "c") in key[1]]
+
+
 BASE_UNITS = ("_seconds", "_bytes", "_total", "_info", "_requests", "_state", "_up", "_sequences")
 
 
@@ -228,7 +240,8 @@ def test_the_guide_lists_exactly_what_there_is():
     guide = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     told = dict(re.findall(r"^\| `((?:expressway_|vllm:)\w+)(?:\{[\w,]+\})?` \| (\w+) \|", guide, re.MULTILINE))
     lanes = [replace(lane, steps=(StepTimes("decode", 1, 0.1),)) for lane in state().lanes]
-    text = busy_metrics().render(state(lanes=lanes)).decode()
+    regions = [RegionView("b", OWNER, 0)]
+    text = busy_metrics().render(state(lanes=lanes, regions=regions)).decode()
     there = dict(re.findall(r"^# TYPE ((?:expressway_|vllm:)\w+) (\w+)$", text, re.MULTILINE))
     assert told == there
     labels = {f"{name}{{{list_}}}" for name, list_ in re.findall(r"`([\w:]+)\{([\w,]+)\}`", guide)}
@@ -237,4 +250,5 @@ def test_the_guide_lists_exactly_what_there_is():
             if sample.labels.keys() - {"le"}:
                 base = re.sub("_(bucket|sum|count)$", "", sample.name) if family.type == "histogram" else sample.name
                 named = next(each for each in labels if each.startswith(f"{base}{{"))
-                assert sample.labels.keys() - {"le"} == set(named.partition("{")[2].rstrip("}").split(","))
+                known = set(named.partition("{")[2].rstrip("}").split(","))
+                assert known - {"host"} <= sample.labels.keys() - {"le"} <= known  # the coordinator's own has no host
