@@ -1,6 +1,7 @@
 """Replays routing traces through cache policies: hit rates, bytes copied, modelled time per token, cost of deciding.
 
-Traces are the frozen synthetic ones (bench/traces) or files that a lane recorded (`--trace-routing`). Every policy sees
+Traces are the frozen synthetic ones (bench/traces), conversations of the synthetic model, or files that a lane recorded
+(`--trace-routing`). Every policy sees
 the same windows under the same byte and swap budget; figures are of the decode windows after the first quarter, which
 also is the profile of the fixed set. The bound knows the future and copies for nothing.
 Not here: the policy of the lanes (lanes/experts/adaptive), the others (cache_baselines).
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +34,9 @@ from bench.cache_baselines import (
     tiny_lfu,
 )
 from bench.result import frame, write
+from bench.synthetic.pack import SEED
+from bench.synthetic.routed import routed
+from bench.synthetic.shape import SHAPES
 from bench.traces.synthetic import DIGESTS, EXPERTS, LAYERS, RECIPES, digest, trace
 from lanes.experts import adaptive as rules
 from lanes.experts.policy import Budget, Policy, State, Touched
@@ -43,19 +48,26 @@ RECORD_BYTES = 2_613_248
 FIXED_S, RESIDENT_S = 2.35e-3, 1.6e-6
 LINK_BYTES_PER_S, LINK_AND_CPU_BYTES_PER_S = 51e9, 115e9
 UNLIMITED = 1 << 30
+WALKED_TOKENS = 6000
+PRICES = (1.0, 1.5, 2.0, 3.0)
+PRICED_SHARES = (0.1, 0.14, 0.2)
 # What was tried beside the rules as they stand: one constant at a time.
 VARIATIONS: tuple[tuple[str, dict[str, float]], ...] = (
     ("as it stands", {}),
-    ("no margin", {"MARGIN": 0.0}),
-    ("margin 1", {"MARGIN": 1.0}),
-    ("margin 3", {"MARGIN": 3.0}),
-    ("margin 4", {"MARGIN": 4.0}),
-    ("half-life 32", {"HALF_LIFE": 32}),
-    ("half-life 64", {"HALF_LIFE": 64}),
-    ("half-life 256", {"HALF_LIFE": 256}),
+    ("no margin", {"MARGIN": -1.0}),
+    ("margin 1", {"MARGIN": 0.0}),
+    ("margin 3", {"MARGIN": 2.0}),
+    ("margin 4", {"MARGIN": 3.0}),
+    ("half-life 64 alone", {"SHORT": 64, "LONG": 64}),
+    ("half-life 128 alone", {"SHORT": 128, "LONG": 128}),
+    ("half-life 256 alone", {"SHORT": 256, "LONG": 256}),
+    ("half-lives 32 and 1024", {"SHORT": 32}),
+    ("half-lives 64 and 256", {"LONG": 256}),
+    ("half-lives 64 and 4096", {"LONG": 4096}),
     ("no recency", {"PATIENCE": 1e9}),
-    ("patience 1", {"PATIENCE": 1.0}),
-    ("patience 4", {"PATIENCE": 4.0}),
+    ("patience 1.5", {"PATIENCE": 0.75}),
+    ("patience 4.5", {"PATIENCE": 2.25}),
+    ("patience 6", {"PATIENCE": 3.0}),
     ("prompts count 1 window", {"PROMPT_USES": 1}),
     ("prompts count 64 windows", {"PROMPT_USES": 64}),
     ("a prompt chunk uses every expert once", {"PROMPT_USES": 1 << 16}),
@@ -95,9 +107,16 @@ def recorded(path: Path) -> Replay:
         return Replay(path.stem, header.layers * header.experts, list(windows), rules.PROMPT_USES)
 
 
-def run(replay: Replay, policy: Policy, slots: int, swaps: int) -> dict[str, float]:
-    """Figures of one policy at one size."""
-    state, budget = State.empty(replay.keys), Budget(slots, swaps)
+def walked(start: int) -> Replay:
+    """A conversation of the synthetic model of the true shape, from a place of its walk on."""
+    keys = routed(SHAPES["true"], SEED, start, WALKED_TOKENS)
+    ones = np.ones(keys.shape[1], np.int64)
+    return Replay(f"walk {start}", SHAPES["true"].pairs, [Touched(row, ones, 1) for row in keys], rules.PROMPT_USES)
+
+
+def run(replay: Replay, policy: Policy, slots: int, swaps: int, copy_misses: float = 1.0) -> dict[str, float]:
+    """Figures of one policy at one size; it is told that a copy costs as much as so many misses."""
+    state, budget = State.empty(replay.keys), Budget(slots, swaps, copy_misses)
     fresh = np.zeros(replay.keys, np.bool_)  # admitted while it counted, and not used since
     touched_count = hits = steps = copies = proven = 0
     costs = []
@@ -192,13 +211,35 @@ def show(name: str, share: str, entry: dict[str, dict[str, float]]) -> None:
         )
 
 
+def priced(replay: Replay, share: float, swaps: int) -> dict[str, dict[str, float]]:
+    """What a window costs in misses, its copies included, where a copy costs as much as so many and the policy is told
+    so, and where it is told that it costs one."""
+    result = {}
+    slots = int(share * replay.keys)
+    plain = run(replay, rules.adaptive, slots, swaps)
+    per_window = int(replay.windows[-1].keys.shape[0])
+    for price in PRICES:
+        told = run(replay, rules.adaptive, slots, swaps, price)
+
+        def cost(figures: dict[str, float], price: float = price) -> float:
+            misses = (1 - figures["hit_rate"]) * per_window
+            return round(misses + price * figures["copied_records_per_window"], 1)
+
+        result[f"a copy costs {price:g}"] = {
+            **told, "window_costs_misses": cost(told), "untold_window_costs_misses": cost(plain),
+        }  # fmt: skip
+        show(replay.name, f"{share:.0%}", {f"a copy costs {price:g}: {cost(told)} ({cost(plain)})": told})
+    return result
+
+
 @contextlib.contextmanager
 def changed(constants: dict[str, float]) -> Iterator[None]:
     """The rules with other constants."""
-    before = {name: getattr(rules, name) for name in ("_PER_WINDOW", *constants)}
+    before = {name: getattr(rules, name) for name in ("SPELL", "_LONG_SHARE", *constants)}
     for name, value in constants.items():
         setattr(rules, name, value)
-    rules._PER_WINDOW = 1 - 2.0 ** (-1 / rules.HALF_LIFE)
+    short, long = (1 - 2.0 ** (-1 / half_life) for half_life in (rules.SHORT, rules.LONG))
+    rules.SPELL, rules._LONG_SHARE = 2 / short, long / short
     try:
         yield
     finally:
@@ -221,15 +262,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cache_policy", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--trace", action="append", choices=tuple(RECIPES), help="a frozen trace (default: all)")
     parser.add_argument("--recorded", action="append", type=Path, default=[], metavar="FILE", help="a lane's trace too")
+    parser.add_argument(
+        "--walk",
+        action="append",
+        type=int,
+        default=[],
+        metavar="PLACE",
+        help="a conversation of the synthetic model from there on too (minutes)",
+    )
     parser.add_argument("--swaps", type=int, default=SWAPS, help="copies between two windows (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="also write the object to this file")
     options = parser.parse_args(argv)
     figures: dict[str, object] = {}
-    for name in options.trace or RECIPES:
-        replay = synthetic(name)
-        figures[name] = compare(replay, options.swaps)
-        if name != "stationary":
-            figures[f"{name}, variations at 15%"] = vary(replay, 0.15, options.swaps)
+    for replay in itertools.chain(map(synthetic, options.trace or RECIPES), map(walked, options.walk)):
+        figures[replay.name] = compare(replay, options.swaps)
+        if replay.name != "stationary":
+            figures[f"{replay.name}, variations at 15%"] = vary(replay, 0.15, options.swaps)
+            for share in PRICED_SHARES:
+                figures[f"{replay.name}, prices at {share:.0%}"] = priced(replay, share, options.swaps)
     for path in options.recorded:
         figures[f"recorded {path.stem}"] = compare(recorded(path), options.swaps)
     given = list(argv if argv is not None else sys.argv[1:])

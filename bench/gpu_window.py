@@ -13,7 +13,7 @@ import os
 import statistics
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -78,7 +78,7 @@ def keep(resident: npt.NDArray[np.bool_]) -> Callable[[State, Touched, Budget], 
         admit = np.flatnonzero(resident & ~state.resident)[: budget.swaps]
         now = state.resident.copy()
         now[admit] = True
-        return State(state.windows + 1, state.last_used, state.uses, now), Plan(admit[:0], admit)
+        return replace(state, windows=state.windows + 1, resident=now), Plan(admit[:0], admit)
 
     return policy
 

@@ -22,7 +22,7 @@ from lanes.experts.cache import ExpertCache
 from lanes.experts.gpu.experts import GpuExperts
 from lanes.experts.gpu.pace import SLOTS, LayerPace, measure
 from lanes.experts.gpu.prompt import Means
-from lanes.experts.gpu.rates import Rates
+from lanes.experts.gpu.rates import Rates, copy_misses
 from lanes.experts.gpu.reading import Reading
 from lanes.experts.gpu.slots import DeviceSlots
 from lanes.experts.gpu.start import cores_of, start_share
@@ -78,7 +78,7 @@ def cuda_parts(opened: Opened) -> Parts:
     slots = DeviceSlots(divided.slots, info.record_bytes, device.device)
     cache = ExpertCache(records, info, divided.cache_bytes, opened.cache_policy, counters, slots)
     experts = GpuExperts(cache, info, spec.experts_per_token, counters, device.device)
-    kernel, rates = _share(opened, experts, cache)
+    kernel, rates = _share(opened, experts, cache, measured)
     inner = load_model(
         opened.pack,
         experts,
@@ -148,9 +148,11 @@ def _reading(
     return rows
 
 
-def _share(opened: Opened, experts: GpuExperts, cache: ExpertCache) -> tuple[ExpertKernel, Rates]:
+def _share(
+    opened: Opened, experts: GpuExperts, cache: ExpertCache, pace: LayerPace
+) -> tuple[ExpertKernel, Rates]:  # fmt: skip
     """The CPU takes its share of misses from here on; its kernel, which is nobody else's while a window runs."""
-    config = opened.config
+    config, info = opened.config, opened.pack.manifest.experts
     _, cores = cores_of(config.cores)
     kernel = opened.kernel(cores)
     started = start_share(
@@ -169,6 +171,9 @@ def _share(opened: Opened, experts: GpuExperts, cache: ExpertCache) -> tuple[Exp
         rates=dataclasses.asdict(started.rates),
         cpu_of_misses=started.share.counts.tolist(),
     )
+    copy_us = info.record_bytes / pace.link_bytes_per_s * 1e6
+    cache.price(copy_misses(copy_us, started.rates))
+    _log.info("cache_price", copy_us=round(copy_us, 1), copy_misses=round(cache.copy_misses, 2))
     return kernel, started.rates
 
 

@@ -114,7 +114,7 @@ class ExpertCache:
         unused = self._unused.copy()
         self._arrive()
         # What is still on its way says that the link is behind: nothing more is asked of it.
-        budget = Budget(self._budget.slots, 0) if self._coming else self._budget
+        budget = replace(self._budget, swaps=0) if self._coming else self._budget
         self._carry_out()
         self._owed = _Thought(touched, self._policy, budget, unused)
 
@@ -152,6 +152,15 @@ class ExpertCache:
         self._begin_copies()
         self._arrive()
         self._counters.cache_used_bytes += keys.shape[0] * self.record_bytes
+
+    def price(self, copy_misses: float) -> None:
+        """From here on a copy costs as much as so many misses."""
+        self._budget = replace(self._budget, copy_misses=copy_misses)
+
+    @property
+    def copy_misses(self) -> float:
+        """What a copy costs, as the policy is told."""
+        return self._budget.copy_misses
 
     @property
     def state(self) -> State:

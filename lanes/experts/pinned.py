@@ -30,7 +30,7 @@ def with_pins(policy: Policy, pins: Ints) -> Policy:
         others = state.resident.copy()
         others[pins] = False
         kept = ~np.isin(touched.keys, pins, assume_unique=True)
-        rest = Budget(budget.slots - pins.shape[0], budget.swaps - new.shape[0])
+        rest = replace(budget, slots=budget.slots - pins.shape[0], swaps=budget.swaps - new.shape[0])
         # A start from what an earlier life remembered may have filled the pins' slots: the least used give way.
         over = max(0, int(np.count_nonzero(state.resident)) + new.shape[0] - budget.slots)
         held = np.flatnonzero(others)

@@ -32,10 +32,12 @@ class Touched:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Room for `slots` records; at most `swaps` of them are copied between two windows."""
+    """Room for `slots` records; at most `swaps` of them are copied between two windows, each as costly as so many
+    misses."""
 
     slots: int
     swaps: int
+    copy_misses: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +50,19 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a policy remembers; never changed in place. What `uses` means is the policy's own affair."""
+    """What a policy remembers; never changed in place. What uses mean is the policy's own affair."""
 
     windows: int
     last_used: npt.NDArray[np.int32]  # [N] number of the window that used the key last, 0 for never
     uses: npt.NDArray[np.float64]  # [N]
     resident: npt.NDArray[np.bool_]  # [N]
+    long_uses: npt.NDArray[np.float64]  # [N]
 
     @classmethod
     def empty(cls, keys: int) -> State:
         """Nothing seen, nothing resident."""
-        return cls(0, np.zeros(keys, np.int32), np.zeros(keys, np.float64), np.zeros(keys, np.bool_))
+        last_used, resident = np.zeros(keys, np.int32), np.zeros(keys, np.bool_)
+        return cls(0, last_used, np.zeros(keys), resident, np.zeros(keys))
 
 
 Policy = Callable[[State, Touched, Budget], tuple[State, Plan]]

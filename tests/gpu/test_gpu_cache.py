@@ -1,12 +1,14 @@
 """The expert cache in VRAM: copies beside the windows, a table that changes between them, and never a bit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from lanes.experts.gpu import pace
 from lanes.experts.gpu.slots import DeviceSlots
-from lanes.experts.policy import Plan, State
+from lanes.experts.policy import Plan
 from tests.fakes.gpu_experts import Captured, Rig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -58,7 +60,7 @@ def test_everything_moves_between_every_two_windows(thinking):
         admit = rng.permutation(others)[: min(budget.swaps, budget.slots - len(held) + len(evict))]
         resident = state.resident.copy()
         resident[evict], resident[admit] = False, True
-        return State(state.windows + 1, state.last_used, state.uses, resident), Plan(evict, admit)
+        return replace(state, windows=state.windows + 1, resident=resident), Plan(evict, admit)
 
     rig = Rig("cuda", 20, wild, **SIZES)
     with Captured(rig, 2) as window:

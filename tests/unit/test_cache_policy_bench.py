@@ -1,6 +1,7 @@
 """The replay counts what it says it counts."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def scripted(*plans):
         resident = state.resident.copy()
         resident[evict], resident[admit] = False, True
         plan = Plan(np.array(evict, np.int64), np.array(admit, np.int64))
-        return State(state.windows + 1, state.last_used, state.uses, resident), plan
+        return replace(state, windows=state.windows + 1, resident=resident), plan
 
     return policy
 
@@ -89,11 +90,12 @@ def test_a_copy_costs_as_much_link_time_as_a_miss():
 
 
 def test_changed_constants_come_back():
-    before = (rules.HALF_LIFE, rules._PER_WINDOW, rules.MARGIN)
-    with changed({"HALF_LIFE": 32, "MARGIN": 7.0}):
-        assert (rules.HALF_LIFE, rules.MARGIN) == (32, 7.0)
-        assert rules._PER_WINDOW == 1 - 2.0 ** (-1 / 32)
-    assert before == (rules.HALF_LIFE, rules._PER_WINDOW, rules.MARGIN)
+    names = ("SHORT", "LONG", "SPELL", "_LONG_SHARE", "MARGIN")
+    before = [getattr(rules, name) for name in names]
+    with changed({"SHORT": 32, "LONG": 32, "MARGIN": 7.0}):
+        assert (rules.SHORT, rules.LONG, rules.MARGIN, rules._LONG_SHARE) == (32, 32, 7.0, 1.0)
+        assert rules.SPELL == 2 / (1 - 2.0 ** (-1 / 32))
+    assert before == [getattr(rules, name) for name in names]
 
 
 def test_a_recorded_trace_is_replayed_through_every_policy(tmp_path, capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """The cache's table and the store's grouping, on the real native kernel: residency changes bytes read, never a bit."""
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from lanes.experts import reference
 from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import Cached, ExpertCache
 from lanes.experts.native import ExpertKernel
-from lanes.experts.policy import Plan, State, Touched
+from lanes.experts.policy import Plan, Touched
 from lanes.experts.store import ExpertStore, Interrupted
 from tests.fakes.records import FakeRegion
 
@@ -172,7 +173,7 @@ def test_any_history_under_any_plan_keeps_table_and_bytes(seeds, slots, rows):
         admit = rng.permutation(others)[: min(budget.slots - len(held) + len(evict), 3)]
         resident = state.resident.copy()
         resident[evict], resident[admit] = False, True
-        return State(state.windows + 1, state.last_used, state.uses, resident), Plan(evict, admit)
+        return replace(state, windows=state.windows + 1, resident=resident), Plan(evict, admit)
 
     plain, rig = Rig(), Rig(slots=slots, policy=wild)
     for seed in seeds:
@@ -185,7 +186,7 @@ def test_an_admission_counts_as_paid_once_and_only_when_it_was_used():
 
     def scripted(state, touched, budget):
         plan = plans[state.windows]
-        return State(state.windows + 1, state.last_used, state.uses, state.resident), plan
+        return replace(state, windows=state.windows + 1), plan
 
     rig = Rig(slots=4, policy=scripted)
     paid = []

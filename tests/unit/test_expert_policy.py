@@ -1,3 +1,4 @@
+import copy
 import itertools
 
 import numpy as np
@@ -79,7 +80,7 @@ def test_invariants_hold_for_any_history(history, slots):
     state = State.empty(N)
     for keys, swaps in history:
         seen = touched(*keys)
-        before = State(state.windows, state.last_used.copy(), state.uses.copy(), state.resident.copy())
+        before = copy.deepcopy(state)
         after, plan = least_recently_used(state, seen, Budget(slots, swaps))
         again, same = least_recently_used(state, seen, Budget(slots, swaps))
         assert np.array_equal(plan.admit, same.admit)

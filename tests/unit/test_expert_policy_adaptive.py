@@ -1,6 +1,8 @@
 """The adaptive policy against a slow twin in plain Python, its invariants, and what each of its rules is for."""
 
+import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from bench.traces.synthetic import trace
 from lanes.experts import adaptive as module
-from lanes.experts.adaptive import FLOOR, HALF_LIFE, MARGIN, PATIENCE, PROMPT_USES, RESCALE, adaptive
+from lanes.experts.adaptive import FLOOR, LONG, MARGIN, PATIENCE, PROMPT_USES, RESCALE, SHORT, adaptive
 from lanes.experts.policy import Budget, State, Touched
 
 N = 40
@@ -23,26 +25,30 @@ class Twin:
     """The same rules as sentences: dictionaries, loops and full sorts."""
 
     def __init__(self, windows=0):
-        self.windows, self.uses, self.last, self.resident = windows, {}, {}, set()
+        self.windows, self.short, self.long, self.last, self.resident = windows, {}, {}, {}, set()
 
     def step(self, seen, budget):
         self.windows += 1
-        unit = 2.0 ** (self.windows % (RESCALE * HALF_LIFE) / HALF_LIFE)
-        if unit == 1.0:
-            self.uses = {key: uses * 2.0**-RESCALE for key, uses in self.uses.items()}
-        for key, rows in zip(seen.keys.tolist(), seen.rows.tolist(), strict=True):
-            many = seen.window_rows > PROMPT_USES
-            weight = rows * (PROMPT_USES / seen.window_rows) if many else 1.0
-            self.uses[key] = self.uses.get(key, 0.0) + weight * unit
-            if weight >= 1:
-                self.last[key] = self.windows
+        units = [2.0 ** (self.windows % (RESCALE * half_life) / half_life) for half_life in (SHORT, LONG)]
+        for sums, unit in zip((self.short, self.long), units, strict=True):
+            if unit == 1.0:
+                sums.update({key: uses * 2.0**-RESCALE for key, uses in sums.items()})
+            for key, rows in zip(seen.keys.tolist(), seen.rows.tolist(), strict=True):
+                many = seen.window_rows > PROMPT_USES
+                weight = rows * (PROMPT_USES / seen.window_rows) if many else 1.0
+                sums[key] = sums.get(key, 0.0) + weight * unit
+                if weight >= 1:
+                    self.last[key] = self.windows
+        a_window = [1 - 2.0 ** (-1 / half_life) for half_life in (SHORT, LONG)]
+        margin = MARGIN + budget.copy_misses
 
         def value(key):
-            return self.uses.get(key, 0.0) / unit
+            long = self.long.get(key, 0.0) * (a_window[1] / a_window[0] / units[1])
+            return self.short.get(key, 0.0) / units[0] + long
 
         def as_victim(key):
             idle = self.windows - self.last.get(key, 0)
-            missed = idle * value(key) * (1 - 2.0 ** (-1 / HALF_LIFE)) / PATIENCE
+            missed = idle * value(key) / (2 / a_window[0] * PATIENCE * (1 + budget.copy_misses))
             return value(key) / (1 + missed * missed)
 
         wanted = [key for key in seen.keys.tolist() if key not in self.resident and value(key) >= FLOOR]
@@ -55,7 +61,7 @@ class Twin:
                 admit.append(key)
                 continue
             victim = victims[len(evict)] if len(evict) < len(victims) else None
-            if victim is None or value(key) - as_victim(victim) < MARGIN:
+            if victim is None or value(key) - as_victim(victim) < margin:
                 break
             evict.append(victim)
             admit.append(key)
@@ -66,8 +72,7 @@ class Twin:
 def same_plans(history, budget, keys=N, windows=0):
     """Runs both over a history; returns all admissions."""
     twin, admitted = Twin(windows), []
-    empty = State.empty(keys)
-    state = State(windows, empty.last_used, empty.uses, empty.resident)
+    state = replace(State.empty(keys), windows=windows)
     for seen in history:
         evict, admit = twin.step(seen, budget)
         state, plan = adaptive(state, seen, budget)
@@ -90,15 +95,15 @@ def history_of(drawn):
 
 
 @settings(max_examples=300)
-@given(WINDOWS, st.integers(0, N), st.integers(0, 6))
-def test_equal_to_the_twin(drawn, slots, swaps):
-    same_plans(history_of(drawn), Budget(slots, swaps))
+@given(WINDOWS, st.integers(0, N), st.integers(0, 6), st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+def test_equal_to_the_twin(drawn, slots, swaps, copy_misses):
+    same_plans(history_of(drawn), Budget(slots, swaps, copy_misses))
 
 
 @settings(max_examples=60)
-@given(WINDOWS, st.integers(1, 8))
-def test_equal_to_the_twin_where_the_unit_starts_again(drawn, slots):
-    same_plans(history_of(drawn), Budget(slots, 4), windows=RESCALE * HALF_LIFE - 7)
+@given(WINDOWS, st.integers(1, 8), st.sampled_from([SHORT, LONG]))
+def test_equal_to_the_twin_where_a_unit_starts_again(drawn, slots, half_life):
+    same_plans(history_of(drawn), Budget(slots, 4), windows=RESCALE * half_life - 7)
 
 
 def test_equal_to_the_twin_on_skewed_windows_with_many_swaps():
@@ -116,9 +121,9 @@ def test_equal_to_the_twin_on_skewed_windows_with_many_swaps():
 def test_invariants_of_every_policy(drawn, slots, swaps):
     state = State.empty(N)
     for seen in history_of(drawn):
-        before = State(state.windows, state.last_used.copy(), state.uses.copy(), state.resident.copy())
+        before = copy.deepcopy(state)
         after, plan = adaptive(state, seen, Budget(slots, swaps))
-        for name in ("last_used", "uses", "resident"):
+        for name in ("last_used", "uses", "long_uses", "resident"):
             assert np.array_equal(getattr(state, name), getattr(before, name)), "the state given was changed in place"
         assert len(plan.admit) <= swaps
         assert state.resident[plan.evict].all()
@@ -129,15 +134,35 @@ def test_invariants_of_every_policy(drawn, slots, swaps):
 
 
 def test_rescaling_forgets_nothing_that_counts():
-    """Two half-lives around the restart of the unit: values run on as if nothing had happened."""
-    empty = State.empty(N)
-    state = State(RESCALE * HALF_LIFE - HALF_LIFE, empty.last_used, empty.uses, empty.resident)
-    state, _ = adaptive(state, touched([3]), Budget(0, 0))
-    for _ in range(2 * HALF_LIFE):
-        state, _ = adaptive(state, touched([]), Budget(0, 0))
-    unit = module._unit(state.windows)
-    assert unit < 4
-    assert math.isclose(state.uses[3] / unit, 0.25, rel_tol=1e-12)
+    """Two half-lives around the restart of a unit: sums run on as if nothing had happened."""
+    for half_life, name in ((SHORT, "uses"), (LONG, "long_uses")):
+        state = replace(State.empty(N), windows=RESCALE * half_life - half_life)
+        state, _ = adaptive(state, touched([3]), Budget(0, 0))
+        for _ in range(2 * half_life):
+            state, _ = adaptive(state, touched([]), Budget(0, 0))
+        unit = module._unit(state.windows, half_life)
+        assert unit < 4
+        assert math.isclose(getattr(state, name)[3] / unit, 0.25, rel_tol=1e-12)
+
+
+def test_what_begins_is_worth_half_and_told_again_the_same():
+    values = np.random.default_rng(0).random(N) * 8
+    state = module.begun(values, 5)
+    np.testing.assert_allclose(module.remembered(state), values / 2)
+    assert set(np.flatnonzero(state.resident)) == set(np.argsort(-values)[:5])
+
+
+def test_the_dearer_a_copy_the_longer_it_takes_to_be_admitted():
+    waits = []
+    for copy_misses in (0.5, 2.0, 4.0):
+        budget = Budget(1, 9, copy_misses)
+        state, _ = run(State.empty(N), [touched([1])] * 3, budget)
+        windows = 0
+        while not state.resident[2]:
+            state, _ = run(state, [touched([1, 2])] if windows % 2 else [touched([2])], budget)
+            windows += 1
+        waits.append(windows)
+    assert waits == sorted(set(waits))
 
 
 def run(state, history, budget):
@@ -182,7 +207,7 @@ def test_what_stopped_coming_goes_before_what_was_always_rare():
     budget = Budget(2, 9)
     state, _ = run(State.empty(N), [touched([1, 2] if t % 8 == 0 else [1]) for t in range(200)], budget)
     assert state.resident[[1, 2]].all()
-    state, _ = run(state, [touched([2, 5] if t % 8 == 0 else [5]) for t in range(24)], budget)
+    state, _ = run(state, [touched([2, 5] if t % 8 == 0 else [5]) for t in range(41)], budget)
     assert np.flatnonzero(state.resident).tolist() == [2, 5]
 
 

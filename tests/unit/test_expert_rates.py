@@ -45,3 +45,11 @@ def test_only_the_kernels_time_counts(monkeypatch):
     assert counts == [1, 4] * (rates.WARM_UP + 5)
     assert line.start_us == pytest.approx(7, abs=1e-3)
     assert line.each_us == pytest.approx(3, abs=1e-3)
+
+
+def test_what_a_copy_costs_in_misses():
+    measured = rates.Rates(link_us=56.0, cpu_us=24.0, cpu_start_us=5.0, link_alone_us=54.0, cpu_alone_us=21.0)
+    assert rates.copy_misses(50.0, measured) == pytest.approx(2 / 3 * 50 / 16.8)
+    slow_cpu = rates.Rates(56.0, 1e6, 0.0, 54.0, 1e6)
+    assert rates.copy_misses(50.0, slow_cpu) == 1.0
+    assert np.isfinite(rates.copy_misses(50.0, rates.Rates(56.0, 0.0, 0.0, 54.0, 0.0)))

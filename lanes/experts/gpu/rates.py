@@ -23,6 +23,7 @@ from lanes.kernels import experts
 from shared_experts.layout import RecordLayout
 
 WARM_UP = 3  # layers
+BESIDE = 2 / 3
 DRAWN = 512  # layers of records, drawn before anything is timed
 
 
@@ -35,6 +36,16 @@ class Rates:
     cpu_start_us: float
     link_alone_us: float
     cpu_alone_us: float
+
+
+def copy_misses(copy_us: float, rates: Rates) -> float:
+    """What a copy of a record into the cache costs a window, in misses that link and CPU share.
+
+    A third of the copies' time is time that the link would have had nothing to do: the rest is BESIDE. Never less than
+    one, which is what a copy costs where misses have the link alone.
+    """
+    miss_us = 1 / (1 / rates.link_us + 1 / max(rates.cpu_us, 1e-3))
+    return max(1.0, BESIDE * copy_us / miss_us)
 
 
 def measure(
