@@ -45,7 +45,7 @@ from lanes.request import Request, Sampling
 from lanes.runner import Logits, ModelRunner, Row
 from lanes.sampler import choose
 from lanes.state.pool import StatePool
-from lanes.window import Window
+from lanes.window import Meanwhile, Window, nothing
 from shared_experts.convert import convert
 from shared_experts.pack import Pack
 
@@ -68,9 +68,9 @@ class Forced(ModelRunner):
 
     known: Sequence[int] = ()
 
-    def forward(self, window: Window, stopped: Callable[[], bool]) -> Logits | None:
+    def forward(self, window: Window, stopped: Callable[[], bool], meanwhile: Meanwhile = nothing) -> Logits | None:
         """The real pass; its logits are replaced."""
-        logits = super().forward(window, stopped)
+        logits = super().forward(window, stopped, meanwhile)
         if logits is None or not self.known:
             return logits
         out = np.zeros_like(logits)

@@ -203,6 +203,7 @@ class Engine:
         others = [other for other in visit.running if other is not generation]
         before = self._counters.snapshot() if others else self._published
         began_ns = self._clock()
+        self._steps.alone = not others
         self._counters.visits += visitor and generation.begun.slot < 0
         try:
             next(visit.running[generation])

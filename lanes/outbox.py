@@ -56,6 +56,11 @@ class Outbox:
         self._asleep = False
         self._closed = False
 
+    @property
+    def room(self) -> int:
+        """So many tokens can be put without waiting; the reader only ever makes it more."""
+        return self._limit - (0 if self._closed else len(self._events))
+
     def put(self, token: Token, stopped: Callable[[], bool], patience_s: float) -> bool:
         """Adds a token; waits for room until `stopped()`. False when there was none for `patience_s`."""
         deadline_s = time.monotonic() + patience_s

@@ -20,7 +20,7 @@ from lanes.experts.store import Interrupted
 from lanes.state.conversations import Begun, Conversations
 from lanes.state.pool import StatePool
 from lanes.state.sequence import SequenceState
-from lanes.window import Window
+from lanes.window import Meanwhile, Window, nothing
 
 Logits = npt.NDArray[np.float32]
 Row = npt.NDArray[np.float32]
@@ -41,8 +41,9 @@ class Runner(Protocol):
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:
         """Tokens start..end-1 of the sequence `ids` will soon be rows; never waits, changes no result."""
 
-    def forward(self, window: Window, stopped: Callable[[], bool]) -> Logits | None:
-        """Logits fp32 [n wanted, V]; or None, and the window's sequences are lost, when `stopped()` on the way."""
+    def forward(self, window: Window, stopped: Callable[[], bool], meanwhile: Meanwhile = nothing) -> Logits | None:
+        """Logits fp32 [n wanted, V], until the next window's; or None, and the window's sequences are lost, when
+        `stopped()` on the way. `meanwhile()` is called while the device computes, or before; not where none begins."""
 
     def commit(self, slot: int, rows: int) -> None:
         """Of the trial window that ran last, the first `rows` rows belong to the sequence; before `end_window`."""
@@ -69,8 +70,8 @@ class Runner(Protocol):
 class Model(Protocol):
     """What the runner needs of a model."""
 
-    def forward(self, window: Window, states: StatePool) -> torch.Tensor:
-        """Logits fp32 [n wanted, V], in row order."""
+    def forward(self, window: Window, states: StatePool, meanwhile: Meanwhile) -> torch.Tensor:
+        """Logits fp32 [n wanted, V], in row order; `meanwhile()` is called once the device has its work."""
 
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:
         """Tokens start..end-1 of the sequence `ids` will soon be rows."""
@@ -146,13 +147,13 @@ class ModelRunner:
         """Lets the model read ahead."""
         self._model.hint(ids, start, end)
 
-    def forward(self, window: Window, stopped: Callable[[], bool]) -> Logits | None:
+    def forward(self, window: Window, stopped: Callable[[], bool], meanwhile: Meanwhile = nothing) -> Logits | None:
         """Runs the model."""
         self._experts.stopped = stopped
         if (slot := int(window.seq[0])) in self._conversations:  # two tenants' generations may run by turns
             self._turn_to(self._conversations[slot].tenant)
         try:
-            logits = self._model.forward(window, self._states).cpu().numpy()
+            logits = self._model.forward(window, self._states, meanwhile).cpu().numpy()
         except Interrupted:
             return None
         if not window.trial:

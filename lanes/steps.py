@@ -1,8 +1,9 @@
 """The steps of one generation: prompt chunks, then decode windows with their drafts, each window one step.
 
-    resume ──▶ chunk ─yield─▶ chunk ─yield─▶ … ──▶ draw, send ──▶ window, draw, send ─yield─▶ … ──▶ end
+    resume ──▶ chunk ─yield─▶ chunk ─yield─▶ … ──▶ draw ─yield─▶ window (send), draw ─yield─▶ … ──▶ send, end
 
-At every `yield` the lane is at a safe point: the generation's state is whole, and a window of another sequence may run.
+What was drawn is sent beside the window that it starts, or at once where another generation waits for its turn. At
+every `yield` the lane is at a safe point: the generation's state is whole, and a window of another sequence may run.
 
 Not here: threads, whose step is next, how an end is told (engine). Invariant: whoever closes the steps at a
 `yield`, or takes them to their end, has left no state open.
@@ -26,9 +27,10 @@ from lanes.generation import Generation
 from lanes.grammar import Compiling, Grammar, Grammars
 from lanes.request import Request
 from lanes.runner import Logits, Runner
+from lanes.sending import Sending
 from lanes.state.reuse import Part, marks, parts
 from lanes.watchdog import StepWatch
-from lanes.window import Window
+from lanes.window import Meanwhile, Window, nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Steps:
         self._chunk, self._steered, self._windows_up_to = prefill_chunk_rows, steered, windows_up_to
         self._drafter, self._grammars = drafter, grammars
         self._publish = publish
+        self.alone = True  # the engine says so before a step: no other generation waits for its own
 
     def of(self, generation: Generation) -> Running:
         """To be run step by step to its end; raises what ends the process."""
@@ -124,7 +127,7 @@ class Steps:
                 self._runner.checkpoint(slot)
             self._publish()
             yield
-        return logits
+        return None if logits is None else logits.copy()  # others' windows may run before it is drawn from
 
     def _read(self, generation: Generation, slot: int, part: Part, *, steered: bool) -> Logits | None:
         """The logits after a part of the prompt, where it is the last one; or None when cancelled."""
@@ -152,13 +155,21 @@ class Steps:
     def _decode(self, generation: Generation, slot: int, logits: Logits, grammar: Grammar | None) -> Running:
         answer = Answer(generation.request, logits.shape[1], grammar)
         drafting = self._drafter.begin(generation.request)
-        emitted = self._emit(generation, answer, drafting, logits, ())
-        while not emitted.reason:
-            yield
-            emitted = self._round(generation, slot, answer, drafting)
+        sending = Sending(generation, self._counters, self._publish)
+        try:
+            emitted = self._emit(generation, answer, drafting, sending, logits, ())
+            while not emitted.reason:
+                if not self.alone or self._drafter.most:  # another's step, or a draft, comes before the window
+                    sending.send()
+                yield
+                emitted = self._round(generation, slot, answer, drafting, sending)
+        finally:
+            sending.send()
         return Outcome(emitted.reason, emitted.error)
 
-    def _round(self, generation: Generation, slot: int, answer: Answer, drafting: Drafting) -> Emitted:
+    def _round(
+        self, generation: Generation, slot: int, answer: Answer, drafting: Drafting, sending: Sending
+    ) -> Emitted:
         """One decode window: the last token and drafts go in, the state moves by the rows that were right."""
         clock = self._drafter.clock  # what drafts cost and bring is told by one clock
         began_ns = clock()
@@ -166,11 +177,12 @@ class Steps:
         proposal = drafting.propose(slot, answer.last, place, answer.left - 1)  # at least one token is no draft
         rows, trial = [answer.last, *proposal.ids], bool(proposal.ids)
         asked_ns = clock()
-        logits = self._step("decode", Window.of_sequence(rows, place, slot, logits="all", trial=trial), generation)
+        window = Window.of_sequence(rows, place, slot, logits="all", trial=trial)
+        logits = self._step("decode", window, generation, sending.send)
         if logits is None:
             return Emitted("cancelled")
         window_ns = clock() - asked_ns
-        emitted = self._emit(generation, answer, drafting, logits, proposal.ids)  # may wait for the reader
+        emitted = self._emit(generation, answer, drafting, sending, logits, proposal.ids)  # may wait for the reader
         if trial:
             settling_ns = clock()
             self._runner.commit(slot, 1 + emitted.right)
@@ -182,9 +194,10 @@ class Steps:
         return emitted
 
     def _emit(
-        self, generation: Generation, answer: Answer, drafting: Drafting, logits: Logits, drafts: Sequence[int]
-    ) -> Emitted:
-        """Draws and sends a token from each row, for as long as the row after it was computed for that token."""
+        self, generation: Generation, answer: Answer, drafting: Drafting, sending: Sending, logits: Logits,
+        drafts: Sequence[int],
+    ) -> Emitted:  # fmt: skip
+        """Draws a token from each row, for as long as the row after it was computed for that token."""
         for right, (row, draft) in enumerate(zip(logits, (*drafts, None), strict=True)):
             if generation.cancelled():
                 return Emitted("cancelled", right, right)
@@ -192,20 +205,17 @@ class Steps:
                 token = answer.draw(row)
             except BadGrammar as error:
                 return Emitted("error", right, right, error)
-            if not generation.outbox.put(token, generation.cancelled, limits.SLOW_READER_S):
+            if not sending.add(token):
                 return Emitted("error", right, right, SlowReader("the client stopped reading"))
             answer.sent += 1
-            generation.sent += 1
             drafting.add(token.id)
-            self._counters.generated_tokens += 1
-            self._publish()
             if reason := answer.end():
                 return Emitted(reason, right, right)
             if token.id != draft:
                 return Emitted("", right, right + (draft is not None))
         raise AssertionError("the last row has no draft")
 
-    def _step(self, kind: str, window: Window, generation: Generation) -> Logits | None:
+    def _step(self, kind: str, window: Window, generation: Generation, meanwhile: Meanwhile = nothing) -> Logits | None:
         """One window and, but for a trial, the safe point after it; None when a cancel left it half way."""
 
         def stopped() -> bool:  # asked before every layer
@@ -213,7 +223,7 @@ class Steps:
             return generation.cancelled()
 
         self._watch.begin(kind)
-        logits = self._runner.forward(window, stopped)
+        logits = self._runner.forward(window, stopped, meanwhile)
         if logits is None or not window.trial:
             self._runner.end_window()
         if logits is None:

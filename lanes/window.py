@@ -8,9 +8,19 @@ Letters: R rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+Meanwhile = Callable[[], None]  # what the host has to do while a window is computed, or before; it never waits
+
+
+def nothing() -> None:
+    """Nothing is to be done meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +33,14 @@ class Window:
     want_logits: torch.Tensor  # bool [R]
     trial: bool = False  # the rows may be rejected: states do not move before a commit
     steered: bool = False  # a prompt's: where the lane routes prompts to resident experts, these rows are
+    _runs: list[tuple[int, int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        rows = self.token_ids.shape[0]
-        assert rows > 0, "a window has at least one row"
-        assert all(t.shape == (rows,) for t in (self.positions, self.seq, self.want_logits))
+        shape = self.token_ids.shape
+        assert shape[0] > 0, "a window has at least one row"
+        assert len(shape) == 1
+        assert self.positions.shape == self.seq.shape == self.want_logits.shape == shape
+        object.__setattr__(self, "_runs", _runs(self.seq.numpy()))  # asked for several times a token
 
     @classmethod
     def of_sequence(
@@ -42,20 +55,18 @@ class Window:
     ) -> Window:
         """Rows of one sequence from absolute position `start`; `logits` is "none", "last" or "all"."""
         rows = len(token_ids)
-        want = torch.full((rows,), logits == "all")
+        want = np.full(rows, logits == "all")
         if logits == "last":
             want[-1] = True
-        return cls(
-            torch.tensor(token_ids, dtype=torch.int64),
-            torch.arange(start, start + rows),
-            torch.full((rows,), slot, dtype=torch.int64),
-            want,
-            trial,
-            steered,
-        )
+        ids, positions, seq = np.array(token_ids, np.int64), np.arange(start, start + rows), np.full(rows, slot)
+        tensor = torch.from_numpy
+        return cls(tensor(ids), tensor(positions), tensor(seq), tensor(want), trial, steered)
 
     def runs(self) -> list[tuple[int, int, int]]:
         """(slot, first row, end row) of each sequence's contiguous rows, in window order."""
-        slots, counts = torch.unique_consecutive(self.seq, return_counts=True)
-        ends = counts.cumsum(0).tolist()
-        return [(s, e - c, e) for s, c, e in zip(slots.tolist(), counts.tolist(), ends, strict=True)]
+        return self._runs
+
+
+def _runs(seq: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    starts = [0, *(np.flatnonzero(seq[1:] != seq[:-1]) + 1).tolist(), len(seq)]
+    return [(int(seq[first]), first, end) for first, end in itertools.pairwise(starts)]

@@ -63,7 +63,7 @@ class _Fault(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class RowCounters:
-    """Since the reader was opened; of `asked` rows, `hits` and `ahead` did not wait."""
+    """Since the reader was opened; of `asked` rows, `hits` and `ahead` did not wait. In the order of rows.h."""
 
     asked: int = 0
     hits: int = 0  # in memory because they had been asked for before
@@ -76,10 +76,6 @@ class RowCounters:
     capacity_rows: int = 0
     cached_rows: int = 0  # now
     in_flight: int = 0  # now: reads begun or queued
-
-
-class _Counters(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in RowCounters.__slots__)
 
 
 class RowReader:
@@ -168,9 +164,9 @@ class RowReader:
 
     def counters(self) -> RowCounters:
         """What was counted so far."""
-        counters = _Counters()
-        self._library.rows_count(self._open(), ctypes.byref(counters))
-        return RowCounters(*(getattr(counters, name) for name in RowCounters.__slots__))
+        counters = np.empty(len(RowCounters.__slots__), np.uint64)
+        self._library.rows_count(self._open(), counters.ctypes.data)
+        return RowCounters(*counters.tolist())
 
     def _contiguous(self, ids: I64Array) -> I64Array:
         """The same ids, one after another in memory; their range is the native code's to check."""

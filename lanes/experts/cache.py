@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,7 @@ class ExpertCache:
         self._slots = HostSlots(room, record_bytes) if slots is None else slots
         self._budget = Budget(room, max(1, (swap_bytes or self._slots.swap_bytes) // record_bytes))
         self._free = list(range(room - 1, -1, -1))  # the lowest slot is taken first
+        self._place = np.array([self._slots.address(slot) for slot in range(room)], np.uint64)  # of every slot
         self._slot = np.full(layers * experts, -1, np.int64)
         self._coming: list[tuple[Arrival, Ints, Ints]] = []  # copies under way, of keys to slots, the oldest first
         self._due: list[tuple[Mark, Ints, Ints]] = []  # copies that `think` begins
@@ -94,9 +95,10 @@ class ExpertCache:
         first = region.record_address(0, 0)
         self.home = first + np.arange(layers * experts, dtype=np.uint64) * np.uint64(record_bytes)
         assert int(self.home[-1]) == region.record_address(layers - 1, experts - 1), "records are not contiguous"
-        self.addresses: npt.NDArray[np.uint64] = self._slots.array((layers, experts), np.uint64)  # type: ignore[assignment]
+        # Where whoever reads the slots finds both tables at once: addresses, then a byte for each resident key.
+        self.table: npt.NDArray[np.uint64] = self._slots.array((table_words(layers * experts),), np.uint64)  # type: ignore[assignment]
+        self.addresses, self.resident = split_table(self.table, layers, experts, np.bool_)
         self.addresses.reshape(-1)[:] = self.home
-        self.resident: npt.NDArray[np.bool_] = self._slots.array((layers, experts), np.bool_)  # type: ignore[assignment]
         self.version = 0  # of the table
         counters.cache_budget_bytes = room * record_bytes
 
@@ -210,7 +212,7 @@ class ExpertCache:
 
     def address(self, slot: int) -> int:
         """Where a slot lies, for whoever reads it."""
-        return self._slots.address(slot)
+        return int(self._place[slot])
 
     def mark(self) -> Mark:
         """All that the device has been given so far."""
@@ -255,7 +257,7 @@ class ExpertCache:
             here = self._slot[keys] == slots
             keys, slots = keys[here], slots[here]
             if keys.shape[0]:
-                self.addresses.reshape(-1)[keys] = [self._slots.address(slot) for slot in slots.tolist()]
+                self.addresses.reshape(-1)[keys] = self._place[slots]
                 self.resident.reshape(-1)[keys] = True
                 self._unused[keys] = True
                 self.version += 1
@@ -269,6 +271,17 @@ class ExpertCache:
         self.resident.reshape(-1)[keys] = False
         self._unused[keys] = False
         self.version += 1
+
+
+def table_words(keys: int) -> int:
+    """64-bit words of a table of so many keys."""
+    return keys + -(-keys // 8)
+
+
+def split_table(table: Any, layers: int, experts: int, byte: Any) -> tuple[Any, Any]:
+    """(addresses [L, E], resident [L, E] of the dtype `byte`) of a table's words, an array or a tensor: views."""
+    keys = layers * experts
+    return table[:keys].reshape(layers, experts), table[keys:].view(byte)[:keys].reshape(layers, experts)
 
 
 def slots_of(info: ExpertsInfo, budget_bytes: int) -> int:

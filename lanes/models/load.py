@@ -23,7 +23,7 @@ from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.weights import Weights
 from lanes.state.sequence import SequenceState
 from lanes.state.shape import StateShape
-from lanes.window import Window
+from lanes.window import Meanwhile, Window, nothing
 from shared_experts.pack import Pack
 from shared_experts.row_reader import DEFAULT_CACHE_BYTES
 
@@ -39,8 +39,13 @@ class Model(Protocol):
     dtype: torch.dtype  # of matrices, keys and values
     near: Near | None  # steers the experts of windows that may be steered; None, as a model is loaded: exact
 
-    def forward(self, window: Window, states: Mapping[int, SequenceState]) -> torch.Tensor:
-        """Runs the rows: fp32 logits [rows that want them, V], in row order, finite unless the weights are not."""
+    def forward(
+        self, window: Window, states: Mapping[int, SequenceState], meanwhile: Meanwhile = nothing
+    ) -> torch.Tensor:
+        """Runs the rows: fp32 logits [rows that want them, V], in row order, finite unless the weights are not.
+
+        They may lie where the next window's will. `meanwhile()` is called beside the window or before it.
+        """
         ...
 
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lanes.state.conversations import Begun
-from lanes.window import Window
+from lanes.window import Meanwhile, Window, nothing
 
 VOCAB = 50
 
@@ -31,6 +31,7 @@ class FakeRunner:
         self.hinted_before: list[int] = []  # windows that had run when each hint came
         self.turns = 0
         self.idle_fails = False
+        self.interrupted_early = False  # a cancel is seen before the device has anything
         self.known = 0  # tokens of every prompt that need not be read
         self.marks: list[int] = []  # where checkpoints were made
         self.open: set[int] = set()
@@ -73,7 +74,7 @@ class FakeRunner:
         self.hints.append((start, end))
         self.hinted_before.append(len(self.windows))
 
-    def forward(self, window: Window, stopped: Callable[[], bool]) -> np.ndarray | None:
+    def forward(self, window: Window, stopped: Callable[[], bool], meanwhile: Meanwhile = nothing) -> np.ndarray | None:
         slot = int(window.seq[0])
         assert set(window.seq.tolist()) == {slot}
         assert slot in self.open
@@ -85,6 +86,8 @@ class FakeRunner:
             self.trial = rows
         else:
             self._move(slot, first + rows)
+        if not self.interrupted_early:
+            meanwhile()
         self.entered.release()
         time.sleep(self.delay_s)
         if self.gate is not None and first >= self.gate_from:

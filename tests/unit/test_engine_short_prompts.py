@@ -32,10 +32,10 @@ async def test_a_cancel_between_two_of_them():
     outbox, generation = case.submit(request(tuple(range(2, 14))))
     forward = case.runner.forward
 
-    def cancelling(window, stopped):
+    def cancelling(window, stopped, meanwhile):
         if case.runner.windows:
             generation.cancel()
-        return forward(window, stopped)
+        return forward(window, stopped, meanwhile)
 
     case.runner.forward = cancelling
     events = []

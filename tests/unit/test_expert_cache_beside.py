@@ -48,7 +48,8 @@ class Beside:
 
         self.rig = Rig(slots=slots, policy=watched)
         self.cache = self.rig.cache
-        self.cache._slots = Slow(slots, self.cache.record_bytes, questions)
+        self.cache._slots = slow = Slow(slots, self.cache.record_bytes, questions)
+        self.cache._place[:] = [slow.address(slot) for slot in range(slots)]
 
     def windows(self, windows, *, think=True):
         for keys in windows:

@@ -15,6 +15,7 @@ from lanes.experts.slots import HostSlots
 from lanes.kernels import grouped
 from lanes.pace import Timed, pace_of, timed
 from lanes.reading import Pace
+from lanes.window import nothing
 from tests.fakes.gpu_experts import Rig
 from tests.fakes.records import FakeRegion
 from tests.fakes.runner import VOCAB, FakeRunner
@@ -27,13 +28,13 @@ def test_medians_without_the_first_window(rows, wanted):
     counters, now = Counters(), [0]
 
     class Slow(FakeRunner):
-        def forward(self, window, stopped):
+        def forward(self, window, stopped, meanwhile=nothing):
             assert int(window.want_logits.sum()) == wanted
             took_ms = {0: 900, 1: 40, 2: 10, 3: 20}[len(self.windows)]
             now[0] += took_ms * 10**6
             counters.stream_wait_ns += took_ms * 10**5
             counters.expert_miss_bytes += took_ms
-            return super().forward(window, stopped)
+            return super().forward(window, stopped, meanwhile)
 
     runner = Slow()
     found = timed(runner, counters, VOCAB, rows, clock=lambda: now[0])

@@ -7,11 +7,12 @@
     launch_routed(layer, x, scores, ...)     the same from a router's scores, without the sum over a row's experts
     (the stream has finished)
     keep(rows)                               host; of a trial window: its first rows were right
-    end_window()                             host: what arrived and what was planned comes into the table; published
+    end_window()                             host: what arrived and what was planned comes into the table
     think()                                  host, while the next window runs: counters, the cache's plan, its copies
     settle()                                 host, between windows: what waits for `think`, and its plan, at once
 
 Everything that a captured graph reads through (tables, workspace, log) exists from the start and stays where it is.
+The launch of layer 0 fetches the cache's table; what runs eagerly fetches it when it is another one than before.
 On device "cpu" the same kernels run in Triton's interpreter and addresses are those of this process.
 Not here: kernels (lanes.kernels), slots and policy (cache), when windows run (the lane).
 
@@ -30,7 +31,7 @@ import torch
 
 from lanes import limits
 from lanes.counters import Counters
-from lanes.experts.cache import ExpertCache
+from lanes.experts.cache import ExpertCache, split_table
 from lanes.experts.gpu.ended import Ended
 from lanes.experts.gpu.prompt import Means, PromptExperts
 from lanes.experts.gpu.share import Share
@@ -61,8 +62,11 @@ class GpuExperts:
         # By the rows of a pass; until something was measured its experts always come ahead.
         self.feeding: Callable[[int], Means] = lambda rows: Means(ahead=True, slots=limits.RING_SLOTS)
         shape = (info.layers, info.experts)
-        self._addresses = torch.empty(shape, dtype=torch.int64, device=self.device)
-        self._resident = torch.empty(shape, dtype=torch.int8, device=self.device)
+        self._said = torch.from_numpy(cache.table.view(np.int64))
+        self._table = torch.empty(self._said.shape, dtype=torch.int64, device=self.device)
+        self._addresses: torch.Tensor
+        self._resident: torch.Tensor
+        self._addresses, self._resident = split_table(self._table, *shape, torch.int8)
         self._version = -1
         self._publish()
         self._work = [
@@ -98,6 +102,7 @@ class GpuExperts:
         """
         self._rows = self._kept = rows
         self._open = True
+        self._version = self._cache.version  # the first layer's launch fetches it
         if self.share is not None:
             self.share.begin(self.decoder_layers)
             self._shared = True
@@ -108,8 +113,8 @@ class GpuExperts:
             return
         means = self.feeding(rows)
         self._counters.ahead_tokens += rows * means.ahead
-        if self._prompt.begin_window(means):
-            self._publish()
+        self._prompt.begin_window(means)
+        self._publish()
 
     def launch(
         self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor, turn: int = 0
@@ -119,6 +124,8 @@ class GpuExperts:
         ids are distinct and ascending in a row. All contiguous, on the device. `turn` counts the calls of a draft layer
         in one window.
         """
+        if layer == 0:
+            fetch(self._said, self._table)
         shared = self.share if layer < self.decoder_layers else None
         self._run(layer, x, ids, weights, out, self._entry(layer, turn), shared)
 
@@ -129,6 +136,8 @@ class GpuExperts:
         """`launch` of a decoder layer from its router's scores fp32 [R, at least E], and without the sum, for a launch
         that adds more than that (lanes.kernels.shared). Fills ids and weights."""
         assert layer < self.decoder_layers
+        if layer == 0:
+            fetch(self._said, self._table)
         share, work = self.share, self._work[len(x) - 1]
         counts = self._none if share is None else share.cpu_of_misses
         routed = route.Routed(ids, weights, work.jobs, work.slots)
@@ -150,6 +159,7 @@ class GpuExperts:
         rows, most = len(x), limits.MAX_WINDOW_TOKENS
         if not self._open:
             self._rows = self._kept = rows
+        self._publish()
         x, weights = x.contiguous(), weights.contiguous()
         out = torch.empty_like(x)
         if rows <= most:
@@ -158,13 +168,14 @@ class GpuExperts:
             return out
         self._is_wide = True
         # Not begun as a prompt: a draft layer has many rows to catch up with.
-        if self._prompt.begin_window(Means(ahead=False, slots=limits.RING_SLOTS)):
-            self._publish()
+        self._prompt.begin_window(Means(ahead=False, slots=limits.RING_SLOTS))
+        self._publish()
         self._wide[layer] += self._prompt.forward(layer, x, ids, weights, out)
         return out
 
     def resident(self, layer: int) -> torch.Tensor:
-        """Which experts are in VRAM, bool [E] on the device: the table as it was published last."""
+        """Which experts are in VRAM, bool [E] on the device."""
+        self._publish()
         return self._resident[layer].bool()
 
     def keep(self, rows: int) -> None:
@@ -177,7 +188,7 @@ class GpuExperts:
             work.erase()
 
     def end_window(self) -> None:
-        """The safe point, once the stream has finished: the cache's table, as it is from here on, is published.
+        """The safe point, once the stream has finished: the cache's table is, from here on, the next window's.
 
         A decode window is counted, and thought about, when somebody lets it `think`.
         Raises HandshakeLost where the CPU's share was lost: what the window computed is void.
@@ -196,7 +207,6 @@ class GpuExperts:
         if self._is_wide or not self._open:  # nothing runs beside what comes next, or its log is too long to copy
             self._cache.settle()
         self.discard_window()
-        self._publish()
 
     def think(self) -> None:
         """Counts the last window and lets the cache plan, while another one runs."""
@@ -205,7 +215,6 @@ class GpuExperts:
     def settle(self) -> None:
         """Between windows: nothing of the last one waits for `think` any more."""
         self._cache.settle()
-        self._publish()
 
     def _tell(self, ended: Ended) -> Touched:
         ended.count(self._counters, self._cache.record_bytes)
@@ -250,8 +259,7 @@ class GpuExperts:
         return Pairs(work.y, y_cpu, work.slots)
 
     def _publish(self) -> None:
-        """The device's tables become the cache's, before anything that is enqueued from here on."""
+        """The device's table becomes the cache's, before anything that is enqueued from here on."""
         if self._version != self._cache.version:
             self._version = self._cache.version
-            fetch(torch.from_numpy(self._cache.addresses.view(np.int64)), self._addresses)
-            fetch(torch.from_numpy(self._cache.resident.view(np.int8)), self._resident)
+            fetch(self._said, self._table)

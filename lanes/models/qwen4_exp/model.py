@@ -29,7 +29,7 @@ from lanes.models.weights import Weights
 from lanes.state.commit import commit, shift
 from lanes.state.sequence import SequenceState
 from lanes.state.shape import StateShape
-from lanes.window import Window
+from lanes.window import Meanwhile, Window, nothing
 
 StreamBlock = Callable[[torch.Tensor, Rows], torch.Tensor]  # x [R, S, H] in, x out
 
@@ -102,13 +102,16 @@ class Qwen4Exp:
             self.drafts.erase()
 
     @torch.no_grad()
-    def forward(self, window: Window, states: Mapping[int, SequenceState]) -> torch.Tensor:
-        """Runs the rows and returns fp32 logits [rows that want them, V], in row order."""
+    def forward(
+        self, window: Window, states: Mapping[int, SequenceState], meanwhile: Meanwhile = nothing
+    ) -> torch.Tensor:
+        """Runs the rows and returns fp32 logits [rows that want them, V], in row order; `meanwhile` comes first."""
         rows = prepare(window, states, self.spec, self.rotary)
         if window.steered:
             rows = replace(rows, near=self.near)
         for layer in self.ngrams:
             layer.begin(rows)
+        meanwhile()
         for run in rows.runs:
             run.state.broken = not window.trial  # which leaves a state as it is
         x = upload(self.embedding[window.token_ids], self.device).float()

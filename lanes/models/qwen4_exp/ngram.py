@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -56,19 +57,20 @@ def row_ids(history: torch.Tensor, eos: int, table: NgramTable, heads_per_order:
 
     Products stay below 2^63 because multipliers are below 2^63 / vocab, so signed arithmetic is exact.
     """
-    order = table.multipliers.shape[0]
-    rows = history.shape[0] - (order - 1)
-    seen = history[order - 1 :]  # what a token sees `shift` places back; eos once one is passed
-    mixed = seen * table.multipliers[0]
-    out = torch.empty((rows, (order - 1) * heads_per_order), dtype=torch.int64)
-    passed = torch.zeros(rows, dtype=torch.bool)
+    ids, multipliers = history.numpy(), table.multipliers.numpy()  # of few rows, cheaper than tensors
+    sizes, offsets = table.sizes.numpy(), table.offsets.numpy()
+    order = multipliers.shape[0]
+    rows = ids.shape[0] - (order - 1)
+    mixed = ids[order - 1 :] * multipliers[0]
+    out = np.empty((rows, (order - 1) * heads_per_order), np.int64)
+    passed = np.zeros(rows, np.bool_)
     for shift in range(1, order):
-        seen = history[order - 1 - shift : order - 1 - shift + rows]
-        passed |= seen == eos
-        mixed = mixed ^ (seen.masked_fill(passed, eos) * table.multipliers[shift])
+        seen = ids[order - 1 - shift : order - 1 - shift + rows]
+        passed |= seen == eos  # what a token sees `shift` places back is eos once one is passed
+        mixed = mixed ^ (np.where(passed, eos, seen) * multipliers[shift])
         heads = slice((shift - 1) * heads_per_order, shift * heads_per_order)
-        out[:, heads] = mixed[:, None] % table.sizes[heads] + table.offsets[heads]
-    return out
+        out[:, heads] = mixed[:, None] % sizes[heads] + offsets[heads]
+    return torch.from_numpy(out)
 
 
 class NgramLayer:
@@ -95,10 +97,8 @@ class NgramLayer:
         self.table.prefetch(self._asked)
 
     def rows_of(self, history: torch.Tensor) -> torch.Tensor:
-        """fp32 [R, D] of the last R tokens of `history`: what `begin` asks for and the layer reads, at once."""
-        asked = self._row_ids(history)
-        self.table.prefetch(asked)
-        return self.table.rows(asked)
+        """fp32 [R, D] of the last R tokens of `history`: what the layer reads after `begin`, at once."""
+        return self.table.rows(self._row_ids(history))
 
     def hint(self, history: torch.Tensor) -> None:
         """A later window will have these ids, all but the first ngram_order - 1 of which are its rows."""

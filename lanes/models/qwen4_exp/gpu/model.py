@@ -22,6 +22,7 @@ from lanes.experts.store import Interrupted
 from lanes.models.errors import WindowError
 from lanes.models.near import Near
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
+from lanes.models.qwen4_exp.gpu.angles import Places
 from lanes.models.qwen4_exp.gpu.graphs import Graphs
 from lanes.models.qwen4_exp.gpu.moe import Launches
 from lanes.models.qwen4_exp.gpu.prompt import use_kernels
@@ -32,7 +33,7 @@ from lanes.state.commit import shift
 from lanes.state.seat import Seat
 from lanes.state.sequence import SequenceState
 from lanes.state.trial import Trial
-from lanes.window import Window
+from lanes.window import Meanwhile, Window, nothing
 
 
 class WindowExperts(Experts, Launches, Protocol):
@@ -65,7 +66,14 @@ class GpuQwen4Exp:
         on_gpu = inner.device.type == "cuda"
         self._window = DecodeWindow(inner, experts, self.seat)
         self._logits = torch.zeros(self._window.logits.shape, pin_memory=on_gpu)
-        self._rotary = Rotary(inner.spec.rotary_dim, inner.spec.rope_theta, torch.device("cpu"))
+        # What is written for a window, as arrays: of few rows, cheaper than tensors.
+        said = self._window.said
+        self._said_length, self._said_accepted, self._angles, self._ngrams = (
+            part.numpy() for part in (said.length, said.accepted, said.angles, said.ngram)
+        )
+        rotary = Rotary(inner.spec.rotary_dim, inner.spec.rope_theta, torch.device("cpu"))
+        self._places = Places(rotary, inner.spec.index_block_tokens, MOST_ROWS)
+        self._stream = torch.cuda.current_stream(inner.device) if on_gpu else None
         self._accepted = 0  # rows of the last window that the occupant's state still lacks
         if on_gpu:
             use_kernels(inner)
@@ -74,25 +82,29 @@ class GpuQwen4Exp:
             self._launches = Graphs(self._window, inner.device, self._warm)
             self._window.erase()
 
-    @torch.no_grad()
-    def forward(self, window: Window, states: Mapping[int, SequenceState]) -> torch.Tensor:
-        """Runs the rows, of one sequence: fp32 logits [rows that want them, V] in host memory."""
+    def forward(
+        self, window: Window, states: Mapping[int, SequenceState], meanwhile: Meanwhile = nothing
+    ) -> torch.Tensor:
+        """Runs the rows, of one sequence: fp32 logits [rows that want them, V] in host memory.
+
+        Those of a decode window are there until the next one.
+        """
         runs = window.runs()
         if len(runs) != 1:
             raise WindowError("a lane on a GPU runs the rows of one sequence at a time")
         state = states[runs[0][0]]
         check(window, states, self.spec)
         self._seat(state)
-        if window.token_ids.shape[0] <= MOST_ROWS and bool(window.want_logits.all()):
-            return self._decode(window, state)
+        if window.token_ids.shape[0] <= MOST_ROWS and window.want_logits.numpy().all():
+            return self._decode(window, state, meanwhile)
         self.settle(state)
         self._experts.begin_prompt(window.token_ids.shape[0])
-        return self._inner.forward(window, states)
+        return self._inner.forward(window, states, meanwhile)
 
     def settle(self, state: SequenceState) -> None:
         """Whatever a window still owes this state is in it afterwards."""
         if self._accepted and self.seat.occupant is state:
-            self._window.said.accepted.fill_(self._accepted)
+            self._said_accepted[0] = self._accepted
             self._launches.settle()
             self._wait()  # what was said may be overwritten from here on
         if self.seat.occupant is state:
@@ -142,7 +154,7 @@ class GpuQwen4Exp:
         elif state.length == 0:  # begun again in its place
             self._accepted = 0
 
-    def _decode(self, window: Window, state: SequenceState) -> torch.Tensor:
+    def _decode(self, window: Window, state: SequenceState, meanwhile: Meanwhile) -> torch.Tensor:
         rows = window.token_ids.shape[0]
         if self._experts.stopped():
             raise Interrupted
@@ -152,15 +164,16 @@ class GpuQwen4Exp:
         self._experts.begin_window(rows)
         self._launches.run(rows)
         self._logits[:rows].copy_(self._window.logits[:rows], non_blocking=True)
+        meanwhile()
         self._experts.think()
         self._wait()
         self._accepted = 0  # until somebody says which rows were right
-        streams = self._window.streams(rows)
+        streams = self._window.streams(rows) if window.trial or self._inner.drafts is not None else None
         if window.trial:
             state.trial = Trial(window.token_ids, streams=streams)
         else:
             self._advance(state, rows, window.token_ids, streams)
-        return self._logits[:rows].clone()
+        return self._logits[:rows]
 
     def _advance(self, state: SequenceState, rows: int, token_ids: torch.Tensor, streams: torch.Tensor | None) -> None:
         """The first rows of the window belong to the sequence; they enter its matrices with the next window."""
@@ -174,20 +187,16 @@ class GpuQwen4Exp:
 
     def _fill(self, token_ids: torch.Tensor, state: SequenceState) -> None:
         """What the window's rows are."""
-        said, rows = self._window.said, token_ids.shape[0]
-        said.accepted.fill_(self._accepted)
+        rows = token_ids.shape[0]
         for number, layer in enumerate(self._inner.ngrams):
-            said.ngram[number, :rows] = layer.rows_of(torch.cat((state.context_ids, token_ids)))
-        said.length.fill_(state.length)
-        said.embedded[:rows] = self._inner.embedding[token_ids]
-        positions = torch.arange(state.length, state.length + rows)
-        size = self.spec.index_block_tokens
-        for at, part in enumerate((*self._rotary.at(positions), *self._rotary.at(positions // size * size))):
-            said.angles[at, :rows] = part
+            self._ngrams[number, :rows] = layer.rows_of(torch.cat((state.context_ids, token_ids)))
+        self._said_length[0], self._said_accepted[0] = state.length, self._accepted
+        self._window.said.embedded[:rows] = self._inner.embedding.index_select(0, token_ids)
+        self._places.into(self._angles, state.length, rows)
 
     def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def _warm(self, run: Callable[[], None]) -> None:
         """A window of nobody's, outside `begin_window`: no side waits for the other, what is computed is void."""
