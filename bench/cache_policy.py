@@ -20,6 +20,7 @@ import contextlib
 import itertools
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,9 +115,13 @@ def walked(start: int) -> Replay:
     return Replay(f"walk {start}", SHAPES["true"].pairs, [Touched(row, ones, 1) for row in keys], rules.PROMPT_USES)
 
 
-def run(replay: Replay, policy: Policy, slots: int, swaps: int, copy_misses: float = 1.0) -> dict[str, float]:
-    """Figures of one policy at one size; it is told that a copy costs as much as so many misses."""
+def run(
+    replay: Replay, policy: Policy, slots: int, swaps: int, copy_misses: float = 1.0, late: int = 0
+) -> dict[str, float]:
+    """Figures of one policy at one size; it is told that a copy costs as much as so many misses. What it admits is
+    resident `late` windows later, and what it drops leaves one window before that."""
     state, budget = State.empty(replay.keys), Budget(slots, swaps, copy_misses)
+    tables = deque([state.resident] * (late + 1), late + 1)  # after each window, the oldest first
     fresh = np.zeros(replay.keys, np.bool_)  # admitted while it counted, and not used since
     touched_count = hits = steps = copies = proven = 0
     costs = []
@@ -125,12 +130,13 @@ def run(replay: Replay, policy: Policy, slots: int, swaps: int, copy_misses: flo
         if counts and replay.is_decode(number):
             steps += 1
             touched_count += window.keys.shape[0]
-            hits += int(np.count_nonzero(state.resident[window.keys]))
+            hits += int(np.count_nonzero((tables[0] & tables[min(1, late)])[window.keys]))
         proven += int(np.count_nonzero(fresh[window.keys]))
         fresh[window.keys] = False
         began = time.perf_counter()
         state, plan = policy(state, window, budget)
         costs.append(time.perf_counter() - began)
+        tables.append(state.resident)
         fresh[plan.evict] = False
         if counts:
             copies += plan.admit.shape[0]
@@ -253,6 +259,10 @@ def vary(replay: Replay, share: float, swaps: int) -> dict[str, dict[str, float]
     for name, constants in VARIATIONS:
         with changed(constants):
             result[name] = run(replay, rules.adaptive, int(share * replay.keys), swaps)
+        show(replay.name, f"{share:.0%}", {name: result[name]})
+    for late in (1, 2):
+        name = f"tables {late} windows late"
+        result[name] = run(replay, rules.adaptive, int(share * replay.keys), swaps, late=late)
         show(replay.name, f"{share:.0%}", {name: result[name]})
     return result
 
