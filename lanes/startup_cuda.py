@@ -34,12 +34,13 @@ from lanes.models.qwen4_exp.gpu.model import GpuQwen4Exp
 from lanes.models.qwen4_exp.gpu.served import check_served
 from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.spec import Spec
-from lanes.pace import MANY_ROWS, pace_of, timed
+from lanes.pace import FEW_ROWS, MANY_ROWS, pace_of, timed
 from lanes.parts import Opened, Parts
 from lanes.runner import Runner
 from lanes.state.pool import StatePool
 from shared_experts.attach import AttachedRegion
-from shared_experts.manifest import ExpertsInfo
+from shared_experts.manifest import ExpertsInfo, Manifest
+from shared_experts.row_reader import cache_bytes
 
 _log = structlog.get_logger(__name__)
 
@@ -83,7 +84,7 @@ def cuda_parts(opened: Opened) -> Parts:
         opened.pack,
         experts,
         device=device.device,
-        ngram_cache_bytes=config.ngram_cache_bytes,
+        ngram_cache_bytes=max(config.ngram_cache_bytes, _rows_ahead_bytes(opened.pack.manifest, chunk.rows)),
         counters=counters,
         drafts=opened.draft_layer,
     )
@@ -108,6 +109,12 @@ def cuda_parts(opened: Opened) -> Parts:
     return Parts(kernel, experts, model, states, context_tokens, cache, chunk, windows_up_to)
 
 
+def _rows_ahead_bytes(manifest: Manifest, chunk_rows: int) -> int:
+    """Of n-gram caches, so that rows of the chunk that runs and of the next one are read ahead, none of them later."""
+    each = [cache_bytes(table, 2 * chunk_rows * len(table.head_offsets)) for table in manifest.ngram]
+    return len(each) * max(each, default=0)
+
+
 def _layer_pace(records: DeviceRegion, info: ExpertsInfo, chosen: int, device: torch.device) -> LayerPace:
     """Of the link and of a layer's experts; what it takes of VRAM is back before anything is planned."""
     slots = DeviceSlots(SLOTS, info.record_bytes, device)
@@ -126,7 +133,7 @@ def _reading(
 ) -> int:  # fmt: skip
     """Measures this lane's pace; from here on passes are fed by it. Rows up to which decode windows read a prompt."""
     info, counters = opened.pack.manifest.experts, opened.counters
-    few_rows = limits.MAX_WINDOW_TOKENS + 1
+    few_rows = max(limits.MAX_WINDOW_TOKENS + 1, min(FEW_ROWS, most_rows // 2))
     with cache.at_rest():
         window, few = (timed(runner, counters, vocab, rows) for rows in (limits.MAX_WINDOW_TOKENS, few_rows))
         many = timed(runner, counters, vocab, most_rows, repeats=1) if most_rows > few_rows else few

@@ -30,6 +30,8 @@ from shared_experts.ngram import I64Array, check_ids, decode_rows
 DEFAULT_CACHE_BYTES = 64 << 20
 DEFAULT_DEPTH = 32  # reads in flight; with 16 a measured disk gave 78 % of its rate, with 64 no more than with 32
 
+ROW_BOOKKEEPING_BYTES = 56  # of a cached row, beside the row
+
 Source = Callable[[int, int, int, int], int]  # (descriptor, address, bytes, offset) -> bytes read or a negative errno
 
 _ABI = 1
@@ -59,6 +61,11 @@ class _Fault(ctypes.Structure):
         ("error", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
     )
+
+
+def cache_bytes(info: NgramInfo, ahead_rows: int) -> int:
+    """The least cache with which so many rows can be prefetched before one of them is asked for: half of it may be."""
+    return 2 * ahead_rows * (info.row_bytes + ROW_BOOKKEEPING_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

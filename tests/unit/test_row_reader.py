@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shared_experts.errors import NgramReadError
 from shared_experts.manifest import NgramInfo, ngram_pages
 from shared_experts.ngram import NgramTable
-from shared_experts.row_reader import RowReader
+from shared_experts.row_reader import RowReader, cache_bytes
 from tests.fakes.descriptors import held, threads
 
 SHAPES = [
@@ -177,6 +177,17 @@ def test_forget_empties_the_queue(simple):
         wait_until_idle(reader)
         assert len(pages.offsets) <= 2
         reader.rows(np.arange(0, 960, 12))
+
+
+def test_a_cache_for_so_many_rows_ahead_has_room_for_them_and_no_more(simple):
+    pages = Pages()
+    pages.open.clear()
+    with RowReader(*simple, depth=1, cache_bytes=cache_bytes(simple[1], 40), source=pages) as reader:
+        reader.prefetch(np.arange(40))
+        assert reader.counters().dropped == 0
+        reader.prefetch(np.arange(41))
+        assert reader.counters().dropped == 1
+        pages.open.set()
 
 
 def test_prefetch_is_bounded_by_half_the_cache(simple):

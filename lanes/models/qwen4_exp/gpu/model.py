@@ -76,7 +76,7 @@ class GpuQwen4Exp:
         self._stream = torch.cuda.current_stream(inner.device) if on_gpu else None
         self._accepted = 0  # rows of the last window that the occupant's state still lacks
         if on_gpu:
-            use_kernels(inner)
+            use_kernels(inner, context_tokens)
         self._launches: DecodeWindow | Graphs = self._window
         if capture:
             self._launches = Graphs(self._window, inner.device, self._warm)

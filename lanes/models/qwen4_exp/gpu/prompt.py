@@ -45,9 +45,10 @@ def kernels_of(spec: Spec) -> PromptKernels:
     )
 
 
-def use_kernels(model: Qwen4Exp) -> None:
-    """In the decoder layers."""
+def use_kernels(model: Qwen4Exp, context_tokens: int) -> None:
+    """In the decoder layers; what a first short prompt would not compile is compiled now."""
     kernels = kernels_of(model.spec)
+    kernels.reader.warm(context_tokens, model.device)
     for connected in model.blocks:
         if isinstance(connected, Connected):
             kernels.give(connected.block)

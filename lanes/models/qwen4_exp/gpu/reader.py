@@ -34,6 +34,14 @@ class PromptReader:
         prompt_attention.attend(self.shape, q, chosen, start, state.keys, state.values, gate, out)
         return out
 
+    def warm(self, context_tokens: int, device: torch.device) -> None:
+        """Runs what only a sequence with more blocks than are chosen needs, on nobody's."""
+        shape, capacity = self.shape, context_tokens // self.shape.block_tokens
+        if capacity > shape.chosen:
+            products = torch.zeros((1, shape.index_heads, shape.chosen + 1), device=device)
+            start = (shape.chosen + 1) * shape.block_tokens - 1
+            index.choose_rows(products, start, shape.block_tokens, shape.chosen, shape.index_dim, capacity)
+
     def chosen(self, queries: torch.Tensor, start: int, state: AttentionState) -> torch.Tensor:
         """int32 [T, K] for queries [T, I, J] that all have more than K complete blocks."""
         shape, rows = self.shape, queries.shape[0]
