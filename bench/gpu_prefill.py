@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_prefill", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--format", default="q4g64", choices=[n for n, f in EXPERT_FORMATS.items() if f.group])
     parser.add_argument("--rows", default="512,2048,4096,8192", help="chunk sizes (default: %(default)s)")
-    parser.add_argument("--rings", default="2,4,16,64", help="slots of the ring (default: %(default)s)")
+    parser.add_argument("--rings", default="4,64,256", help="slots of the ring (default: %(default)s)")
     parser.add_argument(
         "--layers", type=int, default=48, help="of the model that figures are for (default: %(default)s)"
     )
