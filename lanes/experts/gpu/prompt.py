@@ -99,22 +99,17 @@ class PromptExperts:
         self._table = places.host_words(info.experts, device, torch.int64)
         self._expected: tuple[torch.Tensor, Asked] | None = None
 
-    def begin_window(self, means: Means) -> bool:
-        """Borrows slots, once a window; whether experts have lost theirs, so that tables must be published.
-
-        Ahead: every decoder layer will be asked for in turn.
-        """
+    def begin_window(self, means: Means) -> None:
+        """Borrows slots, once a window: experts lose theirs. Ahead: every decoder layer will be asked for in turn."""
         if self._open:
-            return False
+            return
         self._open = True
         wanted = min(means.slots, self._cache.room // RING_SHARE)
-        version = self._cache.version
         slots = sorted(self._lent.enter_context(self._cache.lend(wanted)))
         if slots:
             self._borrowed = Borrowed(self._cache, slots)
             layers = self._info.layers - self._info.draft_layers if means.ahead else 0
             self._feed = Feed(len(slots), self._cache.resident, self._borrowed, layers)
-        return self._cache.version != version
 
     def end_window(self) -> Borrowed | None:
         """Gives back what was borrowed, and what can be asked about it once the device has finished."""
