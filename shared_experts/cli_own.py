@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -99,14 +100,27 @@ def own(
                 proof=Proof(pack_dir, shape.fingerprint),
             )
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: owner.stop())
+        _stop_on_signals(owner)
         log.info("owner_starting", pack=str(pack_dir), run_dir=str(run_dir), pid=os.getpid())
         owner.run()
     except SharedExpertsError as error:
         log.error("owner_failed", code=error.code, retryable=error.retryable, reason=str(error))
         raise
     return 0
+
+
+def _stop_on_signals(owner: Owner) -> None:
+    """`stop` runs in a thread of its own: a handler runs in the midst of whatever the main thread does, also while that
+    holds the lock of the event that `stop` sets."""
+    heard, tell = os.pipe()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os.write(tell, b"."))
+
+    def wait() -> None:
+        while os.read(heard, 1):
+            owner.stop()
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
 def configure_log(*, json: bool) -> None:

@@ -52,7 +52,7 @@ class Provable(Protocol):
     def before(self, check_stop: Callable[[], None]) -> None:
         """What must be whole before a lane gets the region."""
 
-    def behind(self, pause: Callable[[float], None], *, everything: bool) -> None:
+    def behind(self, pause: Callable[[float], None]) -> None:
         """The rest."""
 
 
@@ -73,14 +73,13 @@ class OwnerConfig:
 
 
 class Owner:
-    """`run` does everything; `stop` (from a signal handler or another thread) ends it cleanly."""
+    """`run` does everything; `stop` (from another thread) ends it cleanly."""
 
     def __init__(self, config: OwnerConfig, *, on_step: OnStep = lambda step, done_bytes: None) -> None:
         self._config = config
         self._on_step = on_step
         self._stop = threading.Event()
         self._fd: int | None = None
-        self._proven = True  # what lanes read themselves, before they got the region
         self._damage: SharedExpertsError | None = None
         self._logged_s = time.monotonic()
         self._status = RegionStatus(
@@ -88,7 +87,7 @@ class Owner:
         )
 
     def stop(self) -> None:
-        """Ends `run` soon; safe in a signal handler."""
+        """Ends `run` soon; from another thread, not from a signal handler of the one that runs."""
         self._stop.set()
 
     def run(self) -> None:
@@ -234,11 +233,11 @@ class Owner:
         return region
 
     def _prove_behind(self) -> None:
-        """Until `stop`. A pack that turns out to be damaged ends this owner: nothing starts from it any more."""
+        """Until `stop`. A pack that turns out to be damaged ends this owner."""
         proof, began_s = self._config.proof, time.monotonic()
         if proof is not None:
             try:
-                proof.behind(self._pause, everything=not self._proven)
+                proof.behind(self._pause)
             except SharedExpertsError as error:
                 self._damage = error
                 return
@@ -263,10 +262,10 @@ class Owner:
                 continue
             try:
                 header = self._prove(fd, status)
-                ours = path.parent == Path(self._config.run_dir)  # lanes that run are not kept waiting for a proof
-                if self._config.proof is not None and not ours:
+                if (
+                    self._config.proof is not None
+                ):  # again, in our own run directory too: lanes that start read the pack
                     self._config.proof.before(self._check_stop)
-                self._proven = not ours
             except (RegionError, OSError) as error:
                 os.close(fd)
                 _log.warning("holder_skipped", holder=_name(path), reason=str(error))

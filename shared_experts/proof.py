@@ -35,11 +35,10 @@ class Proof:
         with self._open() as pack:
             pack.prove(self._before(pack), check_stop)
 
-    def behind(self, pause: Callable[[float], None], *, everything: bool) -> None:
-        """At leisure: `pause` is called for every block with the seconds it is to take, and what it raises is raised.
-        `everything`: `before` was not called for this life of the region."""
+    def behind(self, pause: Callable[[float], None]) -> None:
+        """At leisure: `pause` is called for every block with the seconds it is to take; what it raises is raised."""
         with self._open() as pack:
-            done = () if everything else self._before(pack)
+            done = self._before(pack)
             left = [section for section in _read_by_lanes(pack) if section not in done]
             pack.prove(left, lambda: pause(limits.BLOCK_BYTES / BEHIND_BYTES_S))
 

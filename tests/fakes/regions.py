@@ -124,7 +124,7 @@ def main() -> None:
         regions_dir=Path(meeting[0]) if meeting else None,
     )  # fmt: skip
     owner = Owner(config, on_step=on_step)
-    signal.signal(signal.SIGTERM, lambda *_: owner.stop())
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=owner.stop).start())
     owner.run()
 
 

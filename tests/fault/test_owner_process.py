@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,7 +120,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damaged", ["dense.safetensors", "ngram.bin"])
-def test_a_successor_adopts_at_once_and_ends_when_the_pack_was_damaged_since(pack, tmp_path, damaged):
+def test_a_successor_lends_nothing_when_the_pack_was_damaged_since(pack, tmp_path, damaged):
     mine, run = shutil.copytree(pack, tmp_path / "mine"), tmp_path / "run"
     with subprocess.Popen(command(mine, run), cwd=regions.ROOT, stderr=subprocess.PIPE) as first:
         await_event(first, "pack_proven")
@@ -130,10 +131,11 @@ def test_a_successor_adopts_at_once_and_ends_when_the_pack_was_damaged_since(pac
         DescriptorServer(run / "lane-0.region.sock", lambda: (status, fd)),
         subprocess.Popen(command(mine, run), cwd=regions.ROOT, stderr=subprocess.PIPE) as second,
     ):
-        assert await_event(second, "owner_ready")["adopted"]  # lanes are not kept waiting
-        failed = await_event(second, "owner_failed")
-        assert (failed["code"], second.wait(60)) == ("bad_pack", 1)
-        assert damaged in failed["reason"]
+        said = events(second.stderr)
+        assert second.wait(60) == 1
+        assert "owner_ready" not in [event["event"] for event in said]
+        assert (said[-1]["event"], said[-1]["code"]) == ("owner_failed", "bad_pack")
+        assert damaged in said[-1]["reason"]
     os.close(fd)
 
 
@@ -147,23 +149,46 @@ def test_what_is_proven_before_lanes_start_and_what_behind_them(pack, tmp_path):
 
     with pytest.raises(PackError, match="ngram"):  # tables of the limit
         Proof(mine, fingerprint, tables).before(lambda: None)
-    Proof(mine, fingerprint, tables).behind(paused.append, everything=False)
+    Proof(mine, fingerprint, tables).behind(paused.append)
     assert not paused  # nothing was left
 
     larger = Proof(mine, fingerprint, tables - 1)  # one byte over it
     larger.before(lambda: None)
     with pytest.raises(PackError, match="ngram"):
-        larger.behind(paused.append, everything=False)
+        larger.behind(paused.append)
     assert paused
     assert min(paused) > 0
 
     flip(mine / "dense.safetensors")
     with pytest.raises(PackError, match="dense"):
         larger.before(lambda: None)
-    with pytest.raises(PackError, match="dense"):
-        larger.behind(paused.append, everything=True)
     with pytest.raises(PackError, match="another pack"):
         Proof(mine, b"x" * 32).before(lambda: None)
+
+
+def test_what_is_found_behind_lanes_ends_the_owner(tmp_path):
+    """It was ready, and says why it is no more."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    ready = threading.Event()
+
+    class Late:
+        def before(self, check_stop: Callable[[], None]) -> None:
+            check_stop()
+
+        def behind(self, pause: Callable[[float], None]) -> None:
+            while not ready.is_set():
+                pause(0.01)
+            raise PackError(tmp_path / "ngram.bin", "damaged", section="ngram.1")
+
+    experts = regions.write_experts(tmp_path / "experts.bin")
+    config = OwnerConfig(tmp_path / "run", experts, regions.shape(), threads=1, huge_pages=False, proof=Late())
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(Owner(config).run)
+        assert regions.wait_ready(tmp_path / "run" / "owner.sock").state == "ready"
+        ready.set()
+        with pytest.raises(PackError, match="ngram"):
+            running.result(60)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["owner.lock"]
 
 
 def test_a_second_owner_says_region_busy(own):
@@ -242,7 +267,7 @@ class Only:
 
     before: Callable[[Callable[[], None]], None]
 
-    def behind(self, pause: Callable[[float], None], *, everything: bool) -> None:
+    def behind(self, pause: Callable[[float], None]) -> None:
         raise AssertionError("it was never ready")
 
 
