@@ -26,8 +26,9 @@ import triton
 from bench import bare_host
 from bench import exactness_cases as cases
 from bench.exactness_cases import Ground
-from bench.exactness_margins import MARGINS, Apart
+from bench.exactness_margins import MARGINS
 from bench.gpu_lane_rig import small_pack
+from bench.near_tie import Apart
 from lanes.device import cuda
 from lanes.kernels import experts, products
 from shared_experts.pack import Pack

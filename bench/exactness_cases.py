@@ -64,9 +64,9 @@ class Ground:
             context_tokens=self.context_tokens,
         )  # fmt: skip
 
-    def cpu(self, *, drafts: bool = False) -> Lane:
-        """The lane on the CPU."""
-        return cpu_lane(self.pack, drafts=drafts, context_tokens=self.context_tokens)
+    def cpu(self, *, drafts: bool = False, dtype: torch.dtype | None = None) -> Lane:
+        """The lane on the CPU; with a type that of its matrices, keys and values, as a GPU's are."""
+        return cpu_lane(self.pack, drafts=drafts, dtype=dtype, context_tokens=self.context_tokens)
 
     def said(self, lane: Lane, sizes: Sequence[int] = (1,)) -> torch.Tensor:
         """Logits [T, V] of the rest, after the prompt in one chunk."""

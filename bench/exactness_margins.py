@@ -1,9 +1,8 @@
 """What is equal within the pack's tolerance: other cuts of the same tokens, and the lane on the CPU.
 
-A case says how far apart logits are, of each row's greatest one: the median row, one in a hundred, the worst; it raises
-Apart over the tolerance. Not here: what is equal to the bit (exactness_cases), the tolerance (lanes.tolerance).
-
-Letters: T tokens, V vocabulary.
+A case says how far apart logits are, of each row's greatest one, and raises Apart over the tolerance (near_tie). The
+lane on the CPU computes in fp32; "in the GPU's types" it rounds what a GPU rounds: only orders of sums differ then.
+Not here: what is equal to the bit (exactness_cases), the tolerance (lanes.tolerance).
 """
 
 from __future__ import annotations
@@ -11,28 +10,8 @@ from __future__ import annotations
 import torch
 
 from bench.exactness_cases import TRIALS, Case, Ground, close, trials
-from bench.near_tie import tolerance
-
-
-class Apart(AssertionError):
-    """Farther than the tolerance; the text has the figures."""
-
-
-def apart(got: torch.Tensor, want: torch.Tensor, allowed: float) -> str:
-    """How far logits [T, V] are apart; raises Apart over the tolerance, or where a sure token is another one."""
-    scale = want.abs().amax(-1)
-    offs = ((got - want).abs().amax(-1) / scale).nan_to_num(float("inf"))
-    top = want.topk(2, dim=-1)
-    sure = (top.values[:, 0] - top.values[:, 1]) / scale > 2 * allowed
-    other = int((got.argmax(-1) != top.indices[:, 0])[sure].sum())
-    median, most = float(offs.median()), float(offs.max())
-    text = (
-        f"median {median:.1e}, 99th {float(offs.quantile(0.99)):.1e}, most {most:.1e} of scale ({allowed:.0e}), "
-        f"{other} other ids of {int(sure.sum())} sure ones in {len(offs)}"
-    )
-    if most > allowed or other:
-        raise Apart(text)
-    return text
+from bench.gpu_lane_rig import types_of
+from bench.near_tie import apart, tolerance
 
 
 def sizes(ground: Ground) -> str:
@@ -70,10 +49,16 @@ def against_the_cpu(ground: Ground) -> str:
     return apart(ground.said(ground.lane(), mixed), ground.said(ground.cpu(), mixed), tolerance(ground.pack))
 
 
+def in_its_types(ground: Ground) -> str:
+    """The lane on the CPU with matrices, keys and values of the pack's type."""
+    mixed, dtype = (1, 2, 3, 4, 4, 1, 3), types_of(ground.pack, ground.device)
+    return apart(ground.said(ground.lane(), mixed), ground.said(ground.cpu(dtype=dtype), mixed), tolerance(ground.pack))
+
+
 def guesses(ground: Ground) -> str:
-    """The draft layer's guesses after windows and trial windows, as on the CPU."""
-    found = []
-    for lane in (ground.lane(drafts=True), ground.cpu(drafts=True)):
+    """The draft layer's guesses after windows and trial windows, as in its types on the CPU."""
+    found, dtype = [], types_of(ground.pack, ground.device)
+    for lane in (ground.lane(drafts=True), ground.cpu(drafts=True, dtype=dtype)):
         slot, rows = lane.begin(ground.ids[: ground.prompt]), []
         for at in range(ground.prompt, len(ground.ids) - 2, 2):
             rows += [lane.model.guess(lane.states[slot], ground.ids[at + n], n).cpu().clone() for n in range(3)]
@@ -88,5 +73,6 @@ MARGINS: dict[str, Case] = {
     "drafts on and off": drafted,
     "chunk sizes": chunks,
     "lane on the CPU": against_the_cpu,
-    "guesses as on the CPU": guesses,
+    "the same in the GPU's types": in_its_types,
+    "guesses in the GPU's types": guesses,
 }

@@ -1,9 +1,7 @@
 """What must hold of a lane on a GPU, case by case on a small random pack: shared by a check of minutes and by tests.
 
-Each case returns a line of figures and raises AssertionError where something does not hold. "Margin-equal" is: no
-logit farther off than the tolerance, of the greatest logit, and the same best token wherever it leads by twice that.
-
-Letters: T tokens, V vocabulary.
+Each case returns a line of figures and raises AssertionError where something does not hold. What is equal within a
+tolerance is so within the pack's (lanes.tolerance).
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.gpu_lane_rig import CONTEXT, Lane, cpu_lane, gpu_lane
+from bench.gpu_lane_rig import CONTEXT, Lane, cpu_lane, gpu_lane, types_of
+from bench.near_tie import apart, tolerance
 from lanes.experts.gpu.experts import GpuExperts
 from lanes.experts.gpu.prompt import Means
 from lanes.experts.store import Interrupted
 from shared_experts.pack import Pack
 
-TOLERANCE = 2e-2  # of scale: bf16
 SIZES = (1, 2, 3, 4, 4, 1, 3, 1, 2)  # rows of windows
 PROMPT = 50  # tokens: more blocks than are read
 
@@ -30,19 +28,6 @@ def prompt(pack: Pack, tokens: int, seed: int = 1) -> list[int]:
     """Random ids."""
     vocab = int(str(pack.manifest.config["vocab_size"]))
     return random.Random(seed).choices(range(2, vocab), k=tokens)  # noqa: S311 - not a secret
-
-
-def margin_equal(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> str:
-    """Compares logits [T, V]; returns the greatest difference."""
-    scale = float(want.abs().max())
-    off = float((got - want).abs().max().nan_to_num(float("inf"))) / scale
-    top = want.topk(2, dim=-1)
-    sure = (top.values[:, 0] - top.values[:, 1]) / scale > 2 * tolerance
-    other = int((got.argmax(-1) != top.indices[:, 0])[sure].sum())
-    text = f"off {off:.2e} of scale, {other} other ids of {int(sure.sum())} sure ones"
-    assert off <= tolerance, text
-    assert other == 0, text
-    return text
 
 
 def bit_equal(got: torch.Tensor, want: torch.Tensor) -> None:
@@ -77,9 +62,9 @@ def tried(lane: Lane, ids: Sequence[int]) -> torch.Tensor:
 
 
 def against_the_cpu(pack: Pack, device: str, ids: Sequence[int]) -> str:
-    """A lane on the CPU and this one, every window size."""
-    want = spoken(cpu_lane(pack), ids)
-    return margin_equal(spoken(gpu_lane(pack, device), ids), want, TOLERANCE)
+    """A lane on the CPU, in the GPU's types, and this one, every window size."""
+    want = spoken(cpu_lane(pack, dtype=types_of(pack, device)), ids)
+    return apart(spoken(gpu_lane(pack, device), ids), want, tolerance(pack))
 
 
 def captured_as_launched(pack: Pack, device: str, ids: Sequence[int]) -> str:
@@ -173,7 +158,7 @@ def whoever_computes_misses(pack: Pack, device: str, ids: Sequence[int]) -> str:
 def drafts_change_nothing(pack: Pack, device: str, ids: Sequence[int]) -> str:
     """Trial windows with rejected and dropped rows against plain ones."""
     lane = gpu_lane(pack, device)
-    return margin_equal(tried(lane, ids), spoken(lane, ids, [1]), TOLERANCE)
+    return apart(tried(lane, ids), spoken(lane, ids, [1]), tolerance(pack))
 
 
 def taking_turns(pack: Pack, device: str, ids: Sequence[int]) -> str:
@@ -192,13 +177,13 @@ def taking_turns(pack: Pack, device: str, ids: Sequence[int]) -> str:
 
 
 def guesses(pack: Pack, device: str, ids: Sequence[int]) -> str:
-    """The draft layer after windows and trial windows, as on the CPU."""
-    answers = []
-    for lane in (cpu_lane(pack, drafts=True), gpu_lane(pack, device, drafts=True)):
+    """The draft layer after windows and trial windows, as in the GPU's types on the CPU."""
+    answers, dtype = [], types_of(pack, device)
+    for lane in (cpu_lane(pack, drafts=True, dtype=dtype), gpu_lane(pack, device, drafts=True)):
         slot, rows = lane.begin(ids[:PROMPT]), []
         for at in range(PROMPT, len(ids) - 2, 2):
             rows += [lane.model.guess(lane.states[slot], ids[at + n], n).cpu().clone() for n in range(3)]
             lane.experts.end_window()
             lane.trial([ids[at], ids[at + 1], 5], slot, 2)
         answers.append(torch.stack(rows))
-    return margin_equal(answers[1], answers[0], TOLERANCE)
+    return apart(answers[1], answers[0], tolerance(pack))

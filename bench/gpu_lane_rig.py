@@ -26,6 +26,7 @@ from lanes.experts.gpu.start import start_share
 from lanes.experts.native import ExpertKernel
 from lanes.experts.store import ExpertStore
 from lanes.models import Model, load_model
+from lanes.models.load import DTYPES
 from lanes.models.qwen4_exp.gpu.model import GpuQwen4Exp
 from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.spec import Spec
@@ -123,13 +124,21 @@ def small_pack(folder: Path, config: TinyConfig = SMALL, experts: str = "q4g64",
         yield pack
 
 
-def cpu_lane(pack: Pack, *, drafts: bool = False, context_tokens: int = CONTEXT) -> Lane:
-    """As `lanes.startup.cpu_parts` makes it, without a cache."""
+def types_of(pack: Pack, device: str) -> torch.dtype | None:
+    """Of the matrices of `gpu_lane` there; None: a lane on the CPU has its own."""
+    return DTYPES[pack.manifest.dense_dtype] if device == "cuda" else None
+
+
+def cpu_lane(
+    pack: Pack, *, drafts: bool = False, dtype: torch.dtype | None = None, context_tokens: int = CONTEXT
+) -> Lane:  # fmt: skip
+    """As `lanes.startup.cpu_parts` makes it, without a cache. With a type it rounds what a GPU with such matrices does:
+    their inputs, keys and values."""
     info, counters = pack.manifest.experts, Counters()
     records = FileRecords(pack)
     kernel = ExpertKernel(info.layout, threads=1)
     store = ExpertStore(kernel, ExpertCache(records, info, 0, adaptive, counters), counters)
-    model = load_model(pack, store, drafts=drafts)
+    model = load_model(pack, store, dtype=dtype, drafts=drafts)
     states = StatePool(model.state_shape, 1 << 30)
     return Lane(model, store, counters, states, kept=kernel, context_tokens=context_tokens)
 

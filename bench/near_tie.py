@@ -1,8 +1,10 @@
 """Whether two greedy answers part where the model itself hardly chooses: margin-equal, judged in this process.
 
 The rule: up to the parting both are the same ids; there the logits of the two ids, computed here from the common ids,
-are no further apart than twice the tolerance of the pack's dense dtype, of the row's greatest logit (each answer's own
-logits may have moved by one tolerance). What comes after a parting is another text and is not compared.
+are no further apart than twice what is common for the pack (lanes.tolerance; each answer's own logits may have moved by
+that). What comes after a parting is another text and is not compared.
+
+Letters: T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from bench.quality import FileRecords, logits
@@ -19,7 +22,7 @@ from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import ExpertCache
 from lanes.experts.native import ExpertKernel
 from lanes.experts.store import ExpertStore
-from lanes.selftest import BF16_TOLERANCE, FP32_TOLERANCE
+from lanes.tolerance import Tolerance, compare
 from shared_experts.pack import Pack
 
 
@@ -44,9 +47,26 @@ class Choice:
         return self.apart <= self.allowed
 
 
-def tolerance(pack: Pack) -> float:
-    """How far logits of two runs may be apart, of the row's greatest logit."""
-    return FP32_TOLERANCE if pack.manifest.dense_dtype == "f32" else BF16_TOLERANCE
+def tolerance(pack: Pack) -> Tolerance:
+    """How far logits of two runs may be apart."""
+    return Tolerance.of(pack.manifest.dense_dtype, pack.manifest.experts.format)
+
+
+class Apart(AssertionError):
+    """Farther than the tolerance; the text has the figures."""
+
+
+def apart(got: torch.Tensor, want: torch.Tensor, allowed: Tolerance) -> str:
+    """How far teacher-forced logits [T, V] are apart, in words; raises Apart where they are not margin-equal."""
+    found = compare(got.numpy(), want.numpy(), allowed)
+    median, tenth, most = (float(value) for value in np.quantile(found.offs, (0.5, 0.9, 1.0), method="higher"))
+    text = (
+        f"median {median:.1e}, 90th {tenth:.1e} ({allowed.common:.0e}), most {most:.1e} of scale ({allowed.most:.0e}), "
+        f"{found.other} other ids of {found.sure} sure ones in {len(found.offs)}"
+    )
+    if not found.held(allowed):
+        raise Apart(text)
+    return text
 
 
 def choice(pack_path: Path, ids: Sequence[int], one: int, other: int) -> Choice:
@@ -59,6 +79,6 @@ def choice(pack_path: Path, ids: Sequence[int], one: int, other: int) -> Choice:
             row = logits(pack, ExpertStore(kernel, cache, counters), list(ids))[-1].double()
         finally:
             kernel.close()
-        allowed = 2 * tolerance(pack)
+        allowed = 2 * tolerance(pack).common
     behind = float(row.max() - torch.minimum(row[one], row[other]))
     return Choice(behind / float(row.abs().max()), allowed)

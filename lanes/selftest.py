@@ -26,6 +26,7 @@ from lanes.errors import SelfTestFailed
 from lanes.experts import reference
 from lanes.experts.store import Kernel
 from lanes.runner import Logits, Runner
+from lanes.tolerance import FP32
 from lanes.window import Window
 from shared_experts.golden import GoldenRecord, StepLogits
 from shared_experts.manifest import ExpertsInfo
@@ -34,8 +35,6 @@ PROMPT_TOKENS = 16
 DECODE_STEPS = 4
 TOP = 8
 MOST_EXPERTS = 64
-FP32_TOLERANCE = 2e-4  # of the step's greatest logit
-BF16_TOLERANCE = 2e-2
 
 Row = npt.NDArray[np.float32]
 Address = Callable[[int, int], int]  # (layer, expert) to where its record lies
@@ -51,9 +50,7 @@ class Experts:
     record: Callable[[int, int], bytes | memoryview]
 
 
-def run(
-    runner: Runner, experts: Experts, vocab: int, golden: GoldenRecord | None, tolerance: float = FP32_TOLERANCE
-) -> str:
+def run(runner: Runner, experts: Experts, vocab: int, golden: GoldenRecord | None, tolerance: float = FP32) -> str:
     """Tests and returns what was compared, for the log; raises SelfTestFailed."""
     prompt: Sequence[int] = question(vocab, 0)
     steps: Sequence[StepLogits] = ()

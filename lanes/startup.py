@@ -43,6 +43,7 @@ from lanes.state.parking import Parking
 from lanes.state.pool import StatePool
 from lanes.state.prefixes import PrefixLog
 from lanes.state.snapshot import Identity as SnapshotIdentity
+from lanes.tolerance import BF16, FP32
 from lanes.wire import Identity
 from shared_experts.attach import AttachedRegion, attach
 from shared_experts.golden import read as read_golden
@@ -158,7 +159,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
             selftest.Experts(kernel, info, region.record_address, region.record),
             spec.vocab,
             golden,
-            selftest.FP32_TOLERANCE if model.dtype == torch.float32 and not config.kv_int8 else selftest.BF16_TOLERANCE,
+            FP32 if model.dtype == torch.float32 and not config.kv_int8 else BF16,
         )
         _log.info("self_test_passed", compared=tested)
         windows_up_to = parts.windows_up_to(runner)

@@ -118,20 +118,3 @@ def loaded(folder, *, drafts: bool = False) -> Iterator[tuple[object, ExpertStor
             yield load_model(pack, store, drafts=drafts), store
         finally:
             kernel.close()
-
-
-def difference(truth: np.ndarray, found: np.ndarray) -> float:
-    """The greatest difference of logits, of each row's scale."""
-    return float((np.abs(truth - found) / np.abs(truth).max(axis=1, keepdims=True)).max())
-
-
-def margin_equal(truth: np.ndarray, found: np.ndarray, tolerance: float) -> float:
-    """The greatest difference of teacher-forced logits, of scale; asserts the tolerance and, outside it, the choice."""
-    scale = np.abs(truth).max(axis=1, keepdims=True)
-    worst = difference(truth, found)
-    assert worst <= tolerance, worst
-    for a, b, one in zip(truth, found, scale[:, 0], strict=True):
-        second, first = np.partition(a, -2)[-2:]
-        if first - second > 2 * tolerance * one:
-            assert a.argmax() == b.argmax()
-    return worst

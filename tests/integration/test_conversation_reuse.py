@@ -14,14 +14,14 @@ import pytest
 from tokenizers import Tokenizer
 
 from bench.checkpoint import write_checkpoint
-from bench.near_tie import tolerance as tolerance_of
+from bench.near_tie import tolerance
 from bench.tiny_model import PRESETS
 from laneproto.chain import BLOCK_TOKENS
-from lanes.selftest import BF16_TOLERANCE
+from lanes.tolerance import Compared, Tolerance, compare
 from shared_experts.convert import convert
 from shared_experts.pack import Pack
 from tests.fakes.processes import tiny_pack
-from tests.fakes.talk import Talk, difference, loaded, margin_equal
+from tests.fakes.talk import Talk, loaded
 
 CONVERSATIONS, SPLITS = (int(n) for n in os.environ.get("EXPRESSWAY_CONVERSATIONS", "4x2").split("x"))
 MODEL = os.environ.get("EXPRESSWAY_CONVERSATIONS_MODEL", "tiny")
@@ -29,6 +29,7 @@ ANSWER = 6
 CONTEXT = 2048
 KEPT_BYTES = (8 if MODEL == "tiny" else 64) << 20
 CUTS = (64, 1, 48, 16)  # rows a chunk
+QUANTILES = {"median": 0.5, "90th": 0.9, "99th": 0.99, "most": 1.0}
 SOURCES = Path(__file__).parents[2] / "coordinator"
 
 
@@ -45,10 +46,10 @@ def made(folder, *, drafts=False):
     return folder / "made.pack"
 
 
-def known(path: Path) -> tuple[float, bool]:
-    """A pack's tolerance, and whether its experts are quantised."""
+def tolerance_of(path: Path) -> Tolerance:
+    """A pack's."""
     with Pack.open(path) as pack:
-        return tolerance_of(pack), pack.manifest.experts.format != "f32"
+        return tolerance(pack)
 
 
 @pytest.fixture
@@ -68,22 +69,45 @@ def text(tmp_path) -> Callable[[np.random.Generator, int], list[int]]:
     return piece
 
 
-def from_cold(model, store, prompt, ids, logits, tolerance) -> tuple[float, bool]:
-    """The difference from a run that begins at nothing, and whether its first cut of the prompt was on an edge.
+class Cold:
+    """Runs of the same prompts that begin at nothing, in chunks of other sizes by turns, and how far they are off.
 
-    Quantised experts choose by a rounding, as routers do by a score: what falls the other way in one cut does not in
-    another, so an answer is right when it is within the tolerance of one of them.
+    A router's choice that stands on an edge falls the other way in one cut and not in another. With exact experts that
+    is rare and far beyond the tolerance, so an answer then counts against another cut; of quantised ones every answer
+    counts against its one cut.
     """
-    offs = []
-    for chunk in CUTS:
-        cold = Talk(model, store, kept_bytes=0, context=CONTEXT, chunk=chunk)
-        _, truth, begun = cold.turn(prompt, len(ids), forced=ids)
-        assert begun.cached_tokens == 0
-        offs.append(difference(truth, logits))
-        if offs[-1] <= tolerance:
-            margin_equal(truth, logits, tolerance)
-            break
-    return min(offs), len(offs) > 1
+
+    def __init__(self, model, store, allowed: Tolerance) -> None:
+        self._model, self._store, self._allowed = model, store, allowed
+        self._all: list[Compared] = []
+        self._edges = 0
+
+    def add(self, prompt, ids, logits) -> None:
+        """One answer and its logits [answer tokens, V]."""
+        first, exact = len(self._all), self._allowed.most == self._allowed.common
+        for attempt in range(len(CUTS) if exact else 1):
+            chunk = CUTS[(first + attempt) % len(CUTS)]
+            cold = Talk(self._model, self._store, kept_bytes=0, context=CONTEXT, chunk=chunk)
+            _, truth, begun = cold.turn(prompt, len(ids), forced=ids)
+            assert begun.cached_tokens == 0
+            found = compare(logits, truth, self._allowed)
+            self._edges += attempt == 1
+            if found.held(self._allowed):
+                break
+        self._all.append(found)
+
+    def judge(self) -> str:
+        """All rows together are margin-equal; the figures."""
+        offs = np.concatenate([each.offs for each in self._all])
+        other, sure = (sum(getattr(each, name) for each in self._all) for name in ("other", "sure"))
+        text = ", ".join(f"{name} {np.quantile(offs, q):.1e}" for name, q in QUANTILES.items())
+        over = sum(bool((each.offs > self._allowed.common).any()) for each in self._all)
+        text += (
+            f" of scale; {over} answers with a row over {self._allowed.common:.0e}; {other} other ids of {sure} sure"
+        )
+        assert Compared(offs, sure, other).held(self._allowed), text
+        assert self._edges <= len(self._all) // 8
+        return f"{text}; {self._edges} on an edge"
 
 
 class Lineages:
@@ -105,10 +129,9 @@ class Lineages:
 
 
 def test_a_turn_goes_on_as_a_cold_run(tmp_path, text):
-    rng, worst, read_again, edges = np.random.default_rng(7), 0.0, 0, 0
-    pack = made(tmp_path)
+    rng, read_again, pack = np.random.default_rng(7), 0, made(tmp_path)
     with loaded(pack) as (model, store):
-        tolerance, quantised = known(pack)
+        found = Cold(model, store, tolerance_of(pack))
         warm = Talk(model, store, kept_bytes=KEPT_BYTES, context=CONTEXT)
         for _ in range(CONVERSATIONS):
             whole, lineages = text(rng, model.spec.vocab), Lineages()
@@ -124,22 +147,19 @@ def test_a_turn_goes_on_as_a_cold_run(tmp_path, text):
                 cold = Talk(model, store, kept_bytes=0, context=CONTEXT)
                 led = lineages.after(prompt, again.cached_tokens, warm.windows)
                 assert any(np.array_equal(cold.replay(windows, ANSWER), logits) for windows in led)
-                off, edge = from_cold(model, store, prompt, ids, logits, tolerance)
-                worst, edges = max(worst, off), edges + edge
+                found.add(prompt, ids, logits)
                 assert warm.states.reserved_bytes <= warm.states.budget_bytes
-    assert edges <= CONVERSATIONS * SPLITS // 8
-    assert quantised or worst <= tolerance
     print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {MODEL}: at most {read_again} tokens read again")
-    print(f"all bit-equal to the same windows from nothing; logits {worst:.2e} apart, {edges} against another cut")
+    print("all bit-equal to the same windows from nothing; against others:", found.judge())
 
 
 def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path, text):
     """Windows of right, wrong and half right drafts, ends of sequence among them; the draft layer guesses beside."""
-    rng, worst, read_again, edges = np.random.default_rng(8), 0.0, 0, 0
+    rng, read_again = np.random.default_rng(8), 0
     counted = [0, 0]  # drafts, right ones
     pack = made(tmp_path, drafts=True)
     with loaded(pack, drafts=True) as (model, store):
-        tolerance, quantised = known(pack)
+        found = Cold(model, store, tolerance_of(pack))
         warm, eos = Talk(model, store, kept_bytes=KEPT_BYTES, context=CONTEXT), model.spec.eos_ids[0]
 
         def drafts(coming):
@@ -163,18 +183,17 @@ def test_a_turn_with_drafts_goes_on_as_a_cold_run_without(tmp_path, text):
                 new = len(prompt) - split - len(first)
                 assert len(prompt) - again.cached_tokens <= new + BLOCK_TOKENS
                 read_again = max(read_again, len(prompt) - again.cached_tokens - new)
-                off, edge = from_cold(model, store, prompt, second, logits, tolerance)
-                worst, edges = max(worst, off), edges + edge
+                found.add(prompt, second, logits)
                 assert warm.states.reserved_bytes <= warm.states.budget_bytes
-    assert quantised or (worst <= tolerance and edges <= CONVERSATIONS * SPLITS // 8)
     assert counted[1] > 0
     print(f"\n{CONVERSATIONS} conversations x {SPLITS} splits, {MODEL}, {counted[1]} of {counted[0]} drafts right:")
-    print(f"at most {read_again} tokens read again; logits {worst:.2e} apart, {edges} against another cut")
+    print(f"at most {read_again} tokens read again; against a cold run without drafts:", found.judge())
 
 
 def test_branches_share_a_root_and_differ_afterwards(tmp_path):
     rng = np.random.default_rng(3)
-    with loaded(tiny_pack(tmp_path, "f32")) as (model, store):
+    pack = tiny_pack(tmp_path, "f32")
+    with loaded(pack) as (model, store):
         warm = Talk(model, store, kept_bytes=KEPT_BYTES, context=CONTEXT)
         root = rng.integers(0, model.spec.vocab, 150).tolist()
         branches = [[*root, *rng.integers(0, model.spec.vocab, 20).tolist()] for _ in range(3)]
@@ -184,6 +203,6 @@ def test_branches_share_a_root_and_differ_afterwards(tmp_path):
                 ids, logits, begun = warm.turn(branch, ANSWER, hints=[len(root)])
                 assert begun.cached_tokens == known[number]
                 _, truth, _ = Talk(model, store, kept_bytes=0, context=CONTEXT).turn(branch, ANSWER, forced=ids)
-                margin_equal(truth, logits, BF16_TOLERANCE)
+                assert compare(logits, truth, tolerance_of(pack)).held(tolerance_of(pack))
                 known[number] = len(branch) + ANSWER - 1
                 branch += [*ids, 5, 6]

@@ -14,6 +14,7 @@ from bench import exactness_cases
 from bench import gpu_lane_cases as cases
 from bench.exactness_cases import Ground
 from bench.gpu_lane_rig import CONTEXT, cpu_lane, gpu_lane, small_pack
+from bench.near_tie import apart
 from lanes import limits
 from lanes.experts.gpu.pace import LayerPace
 from lanes.kernels import experts, products
@@ -21,6 +22,7 @@ from lanes.models.errors import WindowError
 from lanes.models.load import dense_bytes
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.startup_cuda import divide
+from lanes.tolerance import BF16, Tolerance
 from lanes.window import Window
 
 pytestmark = [
@@ -117,7 +119,7 @@ def test_matrices_in_bf16(pack):
     """As on a GPU; the interpreter cuts bf16 off where a GPU rounds, so twice its error is allowed."""
     ids = cases.prompt(pack, cases.PROMPT + 1)
     got = cases.spoken(gpu_lane(pack, dtype=torch.bfloat16), ids)
-    cases.margin_equal(got, cases.spoken(cpu_lane(pack), ids), 2 * cases.TOLERANCE)
+    apart(got, cases.spoken(cpu_lane(pack), ids), Tolerance(2 * BF16, 2 * BF16))
 
 
 def test_what_is_no_window(pack):

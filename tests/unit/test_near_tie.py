@@ -6,7 +6,7 @@ import torch
 from bench.near_tie import choice, parting
 from bench.quality import FileRecords, logits
 from lanes.experts.naive import NaiveExperts
-from lanes.selftest import FP32_TOLERANCE
+from lanes.tolerance import FP32
 from shared_experts.pack import Pack
 from tests.fakes.processes import tiny_pack
 
@@ -29,7 +29,7 @@ def test_a_choice_is_measured_on_the_row_after_the_ids(tmp_path, one_thread):
         found = choice(path, ids, one, other)
         behind = float(row[best] - min(row[one], row[other]))
         assert found.apart == pytest.approx(behind / scale, abs=1e-5)
-        assert found.allowed == 2 * FP32_TOLERANCE
+        assert found.allowed == 2 * FP32
         assert found.near == (found.apart <= found.allowed)
     assert not choice(path, ids, best, last).near
     assert choice(path, ids, best, best).near

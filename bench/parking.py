@@ -1,0 +1,176 @@
+"""`python -m bench.parking --device cuda`: a state of the true shape is parked and taken back; no model runs.
+
+    park        from the seat (a GPU's memory with --device cuda) into the host's park pool, in the lane's idle steps
+    again       the same after 300 tokens more: unchanged pages are not copied
+    restore     out of the pool into another lane's memory, digests checked, and into that lane's seat
+    leave, take the seat, where it makes room for another conversation and comes back
+    copy        the same bytes between a GPU and host memory in one piece: what the link gives
+
+Milliseconds are medians over --repeats; every state that comes back is compared to the bit. The pool's owner is a
+thread of this process. Not here: what conversations read again, and real lanes (conversations).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from bench.result import frame, write
+from bench.synthetic.shape import SHAPES
+from lanes.counters import Counters
+from lanes.models.qwen4_exp.spec import Spec
+from lanes.state.conversations import Conversations
+from lanes.state.parking import Parking
+from lanes.state.pool import StatePool
+from lanes.state.seat import Seat
+from lanes.state.sequence import SequenceState
+from lanes.state.shape import StateShape
+from lanes.state.snapshot import Identity
+from lanes.window import Window
+from shared_experts.park_server import ParkServer
+
+ADDED_TOKENS = 300
+
+
+class Lane:
+    """Its seat, conversations and pool."""
+
+    def __init__(self, path: Path, shape: StateShape, tokens: int, device: str) -> None:
+        self.counters = Counters()
+        self.park = Parking(path, Identity.of(b"f" * 32, shape), self.counters, clock=time.monotonic)
+        states = StatePool(shape, 4 * shape.bytes(tokens))
+        self.held, self.seat = Conversations(states, self.counters, self.park), Seat(shape, tokens, device)
+
+    def read(self, prompt: Sequence[int], room: int) -> tuple[SequenceState, float]:
+        """The conversation as if it had read the prompt, in its seat; and the milliseconds until what was known was."""
+        began = time.perf_counter()
+        begun = self.held.begin(prompt, room, b"")
+        state, known = self.held.pool[begun.slot], begun.cached_tokens
+        self.seat.take(state)
+        _wait(self.seat.home)
+        took_ms = (time.perf_counter() - began) * 1e3
+        if known + 1 < len(prompt):
+            state.reserve(len(prompt))
+            for rows in state.rows(known, len(prompt)):
+                rows.normal_()
+            for tensor in state.fixed():
+                if tensor.is_floating_point():
+                    tensor.normal_()
+            state.length = len(prompt)
+            self.held.read(Window.of_sequence(list(prompt[known:]), known, begun.slot))
+            self.held.checkpoint(begun.slot)
+        self.held.end(begun.slot)
+        return state, took_ms
+
+    def settle(self) -> float:
+        """Milliseconds of parking what waits."""
+        before = self.counters.park_ns
+        while self.held.idle():
+            pass
+        return (self.counters.park_ns - before) / 1e6
+
+
+def _wait(state: SequenceState) -> None:
+    if any(tensor.is_cuda for tensor in state.fixed()):
+        torch.cuda.synchronize()
+
+
+def timed_ms(run: Callable[[], object], home: SequenceState) -> float:
+    """Of one call, the device's part included."""
+    _wait(home)
+    began = time.perf_counter()
+    run()
+    _wait(home)
+    return (time.perf_counter() - began) * 1e3
+
+
+def equal(a: SequenceState, b: SequenceState, tokens: int) -> bool:
+    """The rows of two states, wherever they lie, to the bit."""
+    return all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(a.rows(0, tokens), b.rows(0, tokens), strict=True))
+
+
+def once(shape: StateShape, tokens: int, device: str, folder: Path, pool_bytes: int) -> dict[str, float]:
+    """One conversation's way; AssertionError where a bit was lost."""
+    room, prompt = tokens + 2 * ADDED_TOKENS, [n % 50_000 for n in range(tokens)]
+    with ParkServer(folder / "park.sock", pool_bytes) as server:
+        a, b = (Lane(Path(server.path), shape, room, device) for _ in range(2))
+        found: dict[str, float] = {}
+        state, _ = a.read(prompt, room)
+        found["park"] = a.settle()
+        longer = [*prompt, *range(ADDED_TOKENS)]
+        state, _ = a.read(longer, room)
+        found["again"] = a.settle()
+        back, found["restore_and_take"] = b.read([*longer, 7], room)
+        assert b.counters.restores == 1, "it was not restored"
+        found["restore"] = b.counters.restore_ns / 1e6
+        assert equal(state, back, len(longer)), "other bits came back"
+        found["leave"] = timed_ms(a.seat.leave, a.seat.home)
+        found["take"] = timed_ms(lambda: a.seat.take(state), a.seat.home)
+        assert equal(state, back, len(longer)), "other bits came back to the seat"
+        for lane in (a, b):
+            lane.park.close()
+    return found
+
+
+def copies(size_bytes: int, device: str) -> dict[str, float]:
+    """Of so many bytes in one piece, pinned: milliseconds each way."""
+    there, here = torch.zeros(size_bytes, dtype=torch.uint8, device=device), torch.zeros(size_bytes, dtype=torch.uint8)
+    here = here.pin_memory()
+
+    def one(to: torch.Tensor, source: torch.Tensor) -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        to.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) * 1e3
+
+    return {
+        "copy_to_host": min(one(here, there) for _ in range(5)),
+        "copy_back": min(one(there, here) for _ in range(5)),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and prints one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m bench.parking", description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--device", choices=["cuda", "cpu"], default="cuda")
+    add("--scale", choices=sorted(SHAPES), default="true")
+    add("--tokens", type=int, default=25_000, help="of the conversation (default: %(default)s)")
+    add("--repeats", type=int, default=5)
+    add("--out", type=Path)
+    options = parser.parse_args(argv)
+    spec = Spec.from_config(asdict(SHAPES[options.scale].config))
+    shape = spec.state_shape(torch.bfloat16)
+    size_bytes, device = shape.bytes(options.tokens), options.device
+    found: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as name:
+        for number in range(options.repeats + 1):  # the first one takes memory that the others find
+            (folder := Path(name) / str(number)).mkdir(mode=0o700)
+            found.append(once(shape, options.tokens, device, folder, 3 * size_bytes))
+    figures = {key: statistics.median(one[key] for one in found[1:]) for key in found[0]}
+    if device == "cuda":
+        figures |= copies(size_bytes, device)
+    result = frame(
+        "bench.parking", [word for word in (sys.argv[1:] if argv is None else argv) if "/" not in word],
+        pack={"shape": options.scale, "values": "random"},
+        conditions={"device": torch.cuda.get_device_name() if device == "cuda" else "cpu", "tokens": options.tokens,
+                    "state_bytes": size_bytes, "repeats": options.repeats},
+        packages=("torch", "xxhash"),
+    )  # fmt: skip
+    rates = {key: round(size_bytes / 1e6 / ms, 2) for key, ms in figures.items() if key != "again"}
+    rounded = {key: round(ms, 2) for key, ms in figures.items()}
+    write({**result, "milliseconds": rounded, "gigabytes_per_s": rates}, options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
