@@ -110,6 +110,21 @@ async def test_windows_end_where_the_state_is_kept(case):
     assert case.runner.windows[:4] == [(0, 2), (2, 4), (6, 4), (10, 1)]
 
 
+@pytest.mark.parametrize(("chunk", "windows"), [
+    (20, [(0, 20), (20, 17)]), (10, [(0, 10), (10, 10), (20, 10), (30, 7)]),
+    (4, [(0, 4), (4, 4), (8, 2), (10, 4)]),
+])  # fmt: skip
+async def test_no_regular_mark_cuts_a_chunk_in_two(monkeypatch, chunk, windows):
+    """Marks every 10 tokens, or every chunk, where that is longer."""
+    monkeypatch.setattr(limits, "CHECKPOINT_EVERY_TOKENS", 10)
+    case = Case(chunk)
+    try:
+        await case.run(request(tuple(range(2, 39)), 1))
+    finally:
+        await asyncio.to_thread(case.engine.stop)
+    assert case.runner.windows[: len(windows)] == windows
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 5, 100])
 async def test_every_chunk_size_gives_the_same_answer(chunk):
     case = Case(chunk)

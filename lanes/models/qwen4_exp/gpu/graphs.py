@@ -1,6 +1,7 @@
-"""Windows captured as CUDA graphs, one for each number of rows, and replayed.
+"""Windows captured as CUDA graphs, some for each number of rows, and replayed.
 
-Not here: what a window launches. Invariant: a replay does what `run` would, bit for bit: the same launches, in order.
+Not here: what a window launches, how it is parted. Invariant: a replay does what `run` would, bit for bit: the same
+launches, in order.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
 class Window(Protocol):
     """What is captured."""
 
+    parts: int
+
     def run(self, rows: int) -> None:
         """Enqueues a window."""
+
+    def run_part(self, rows: int, part: int) -> None:
+        """Enqueues a part of it."""
 
     def settle(self) -> None:
         """Enqueues what brings the state up to date."""
@@ -30,7 +36,7 @@ class Graphs:
 
     def __init__(self, window: Window, device: torch.device, warm: Callable[[Callable[[], None]], None]) -> None:
         """`warm(run)` runs a window once and awaits it: kernels are compiled there, which capturing cannot."""
-        self._windows: list[torch.cuda.CUDAGraph] = []
+        self._windows: list[list[torch.cuda.CUDAGraph]] = []
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -41,13 +47,14 @@ class Graphs:
         torch.cuda.synchronize(device)
 
         for rows in range(1, MOST_ROWS + 1):
-            launch = functools.partial(window.run, rows)
-            self._windows.append(captured(launch, pool=pool, stream=stream))
+            launches = [functools.partial(window.run_part, rows, part) for part in range(window.parts)]
+            self._windows.append([captured(launch, pool=pool, stream=stream) for launch in launches])
         self._settling = captured(window.settle, pool=pool, stream=stream)
 
     def run(self, rows: int) -> None:
-        """Enqueues the graph of a window."""
-        self._windows[rows - 1].replay()
+        """Enqueues the graphs of a window."""
+        for part in self._windows[rows - 1]:
+            part.replay()
 
     def settle(self) -> None:
         """Enqueues the graph that brings the state up to date."""
