@@ -99,6 +99,11 @@ void Pool::run(Unit unit, void* run, uint32_t units) {
   left_.until_equal(gate_, 0);
 }
 
+void Pool::rouse() {
+  hot(true);
+  run([](void*, uint32_t) {}, nullptr, 2);
+}
+
 void Pool::work() {
   for (uint32_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_;) unit_(run_, i);
 }

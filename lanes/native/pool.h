@@ -55,6 +55,8 @@ class Pool {
   void hot(bool on) {
     if (hot_.load(std::memory_order_relaxed) != on) hot_.store(on, std::memory_order_relaxed);
   }
+  // Hot from here on, and workers that sleep wake up now instead of in the next run. As run(): one caller at a time.
+  void rouse();
   int threads() const { return 1 + static_cast<int>(workers_.size()); }
 
   std::mutex callers;  // held by whoever uses run()

@@ -92,6 +92,10 @@ void expert_share::run(int32_t core) {
     ++seen;
     if (state.load() != SHARE_ARMED) continue;  // the order was to stop
     const uint64_t layers = count.load();
+    {
+      const std::lock_guard<std::mutex> alone(pool->pool.callers);
+      pool->pool.rouse();
+    }
     for (uint64_t n = 1; n <= layers && await(n) && serve() && answer(n); ++n) {
       int32_t armed = SHARE_ARMED;
       if (n == layers) state.compare_exchange_strong(armed, SHARE_IDLE);
