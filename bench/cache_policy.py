@@ -60,9 +60,10 @@ VARIATIONS: tuple[tuple[str, dict[str, float]], ...] = (
     ("margin 3", {"MARGIN": 2.0}),
     ("margin 4", {"MARGIN": 3.0}),
     ("half-life 64 alone", {"SHORT": 64, "LONG": 64}),
-    ("half-life 128 alone", {"SHORT": 128, "LONG": 128}),
-    ("half-life 256 alone", {"SHORT": 256, "LONG": 256}),
-    ("half-lives 32 and 1024", {"SHORT": 32}),
+    # A value is in uses of a spell of twice the memory of SHORT: what is compared with it goes along.
+    ("half-life 128 alone", {"SHORT": 128, "LONG": 128, "MARGIN": 3.0, "FLOOR": 2.0}),
+    ("half-life 256 alone", {"SHORT": 256, "LONG": 256, "MARGIN": 7.0, "FLOOR": 4.0}),
+    ("half-lives 32 and 1024", {"SHORT": 32, "MARGIN": 0.0, "FLOOR": 0.5}),
     ("half-lives 64 and 256", {"LONG": 256}),
     ("half-lives 64 and 4096", {"LONG": 4096}),
     ("no recency", {"PATIENCE": 1e9}),
