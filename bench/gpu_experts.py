@@ -36,7 +36,7 @@ from lanes.device import cuda
 from lanes.experts.cache import ExpertCache, slots_of
 from lanes.experts.gpu.doorbell import KernelWords, StreamWords
 from lanes.experts.gpu.experts import GpuExperts
-from lanes.experts.gpu.rates import Rates
+from lanes.experts.gpu.rates import CpuTimes, Rates
 from lanes.experts.gpu.share import Share
 from lanes.experts.gpu.slots import DeviceSlots
 from lanes.experts.gpu.start import cores_of, start_share
@@ -48,6 +48,18 @@ from shared_experts.manifest import ExpertsInfo
 
 SETS = 48  # of chosen experts, one after another
 COPY_BYTES = 4 << 30
+ALONE_ROUNDS = 200
+
+
+def cpu_alone_us(kernel: ExpertKernel, first: int, info: ExpertsInfo) -> dict[int, float]:
+    """Medians of the kernel's calls for one expert to ten of a row, with nothing beside."""
+    home = np.uint64(first) + np.arange(info.layers * info.experts, dtype=np.uint64) * np.uint64(info.record_bytes)
+    found: dict[int, float] = {}
+    for count in (2, 3, 4, 6, CHOSEN):
+        line = CpuTimes(kernel, home, count).measured(lambda rounds: rounds >= ALONE_ROUNDS)
+        found.setdefault(1, round(line.start_us + line.each_us, 1))
+        found[count] = round(line.start_us + count * line.each_us, 1)
+    return found
 
 
 def hbm_gb_s() -> float:
@@ -225,6 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                        for name, value in asdict(rates).items() if name != "cpu_start_us" and value},
         "split_by_rates": by_rates[:11].tolist(),
     })  # fmt: skip
+    report.part("CPU alone", lambda: {"cpu_alone_us_of_so_many": cpu_alone_us(kernel, records.first, info)})
     tables = {"link": share.most * 0, "cpu": share.most, "split by rates": by_rates}
     windows: list[dict[str, Any]] = []
 

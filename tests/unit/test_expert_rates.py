@@ -29,7 +29,7 @@ def test_only_the_kernels_time_counts(monkeypatch):
     region = FakeRegion("q4g32", 96, 64, 2, 12)
     kernel = ExpertKernel(region.layout, threads=2)
     home = np.array([region.record_address(n, e) for n in range(2) for e in range(12)], np.uint64)
-    cpu, now_s = rates._Cpu(kernel, home, 4), [0.0]
+    cpu, now_s = rates.CpuTimes(kernel, home, 4), [0.0]
     run, counts = cpu._run, []
 
     def counted(count, records):

@@ -61,7 +61,7 @@ def measure(
 
     While the link works, `kernel` is called from a thread on `core`.
     """
-    link, cpu = _Link(kernel.layout, on_device, chosen, device), _Cpu(kernel, home, chosen)
+    link, cpu = _Link(kernel.layout, on_device, chosen, device), CpuTimes(kernel, home, chosen)
     fewer = max(1, layers // 4)
     link.run(WARM_UP)
     link_alone_us = link.run(fewer)
@@ -126,7 +126,7 @@ class _Link:
             torch.cuda.synchronize(self._device)
 
 
-class _Cpu:
+class CpuTimes:
     """Layers of missing experts, computed in place as a share's thread has it: calls follow each other so closely that
     the pool's workers do not go to sleep, and nothing but the call is timed."""
 
