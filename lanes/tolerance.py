@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 FP32 = 2e-4  # of the row's greatest logit
 BF16 = 2e-2
-TURNED = 1e-1  # a rounding or a choice went the other way
+TURNED = 2e-1  # a rounding or a choice went the other way
 
 
 @dataclass(frozen=True, slots=True)
