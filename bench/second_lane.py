@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ HIDDEN = INTERMEDIATE = 512  # an f32 record of 3 MiB: the least work for a regi
 LAYERS = 8
 PROMPT_TOKENS = 2048
 READY_LIMIT_S = 300.0
+LAST_WORDS = 8  # lines
 CACHE = "16MiB"
 
 
@@ -65,6 +67,7 @@ class Child:
         )
         self.pid = self._process.pid
         self._events: dict[str, dict[str, object]] = {}
+        self._words: deque[str] = deque(maxlen=LAST_WORDS)  # what it wrote that is no event
         self._changed = threading.Condition()
         self._ended = False
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -74,8 +77,12 @@ class Child:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                with contextlib.suppress(ValueError), self._changed:
+                try:
                     event = json.loads(line)
+                except ValueError:
+                    self._words.append(line.rstrip())
+                    continue
+                with self._changed:
                     self._events[event["event"]] = event
                     self._changed.notify_all()
         with self._changed:
@@ -87,7 +94,8 @@ class Child:
         with self._changed:
             self._changed.wait_for(lambda: name in self._events or self._ended, READY_LIMIT_S)
             if name not in self._events:
-                raise StartFailed(f"no {name!r} from process {self.pid}; last: {list(self._events.values())[-1:]}")
+                said = "\n".join([str(event) for event in list(self._events.values())[-1:]] + list(self._words))
+                raise StartFailed(f"no {name!r} from process {self.pid}; last:\n{said}")
             return self._events[name]
 
     def said(self, name: str) -> dict[str, object]:
