@@ -43,7 +43,7 @@ PARK_RETRY_S = 5.0  # after the pool was full or its owner away
 PARK_POLL_S = 0.4
 IDLE_S = 0.5  # a lane without work looks around that often
 CHECKPOINT_EVERY_TOKENS = 4096
-CHECKPOINT_GAP_TOKENS = 256  # between hints, at least: each one ends a window early
+CHECKPOINT_GAP_TOKENS = 256  # between hints, at least (half a chunk, if longer): each one ends a window early
 DEFAULT_STATE_BYTES = 512 << 20
 
 # the wire

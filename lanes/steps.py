@@ -105,9 +105,10 @@ class Steps:
         """The logits after the prompt, or None when cancelled."""
         request, ids = generation.request, generation.request.prompt_ids
         logits = None
-        # A pass costs a long chunk's time whatever its rows where experts come over a link: no mark cuts one in two.
+        # Where experts come over a link a pass costs a long chunk's time whatever its rows: few marks cut one in two.
         every = max(limits.CHECKPOINT_EVERY_TOKENS, self._chunk)
-        kept = marks(len(ids), request.checkpoint_positions, every, limits.CHECKPOINT_GAP_TOKENS)
+        gap = max(limits.CHECKPOINT_GAP_TOKENS, self._chunk // 2)
+        kept = marks(len(ids), request.checkpoint_positions, every, gap)
         asked = len(ids) - request.replayed_tokens if self._steered else 0  # output is read as it was written
         todo = parts(generation.begun.cached_tokens, len(ids), self._chunk, [*kept, asked])
         self._runner.hint(ids, todo[0].start, todo[0].end)

@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -120,6 +121,20 @@ async def test_no_regular_mark_cuts_a_chunk_in_two(monkeypatch, chunk, windows):
     case = Case(chunk)
     try:
         await case.run(request(tuple(range(2, 39)), 1))
+    finally:
+        await asyncio.to_thread(case.engine.stop)
+    assert case.runner.windows[: len(windows)] == windows
+
+
+@pytest.mark.parametrize(("chunk", "windows"), [
+    (20, [(0, 3), (3, 13), (16, 20), (36, 1)]), (4, [(0, 3), (3, 3), (6, 4), (10, 2), (12, 4)]),
+])  # fmt: skip
+async def test_hints_cut_few_chunks(monkeypatch, chunk, windows):
+    """Of those less than half a chunk apart the later one counts, and the first is kept."""
+    monkeypatch.setattr(limits, "CHECKPOINT_GAP_TOKENS", 2)
+    case = Case(chunk)
+    try:
+        await case.run(replace(request(tuple(range(2, 39)), 1), checkpoint_positions=(3, 6, 12, 16)))
     finally:
         await asyncio.to_thread(case.engine.stop)
     assert case.runner.windows[: len(windows)] == windows
