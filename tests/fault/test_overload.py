@@ -20,6 +20,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from coordinator.limits import SMALL_BODY_BYTES
 from laneproto.v1 import serve_pb2
 from tests.fakes.doors import open_doors, until
 from tests.fakes.lane import Script
@@ -85,11 +86,13 @@ async def test_what_is_refused_for_its_place_is_refused_before_it_is_looked_at(t
         cluster.doors.serving.text.encode_text = None  # type: ignore[assignment,method-assign]
         with pytest.raises(grpc.aio.AioRpcError, match="places of the queue"):
             await cluster.generate(text="x" * 1000)
-        for body in ({"prompt": "x"}, {"no": "request"}):
+        for body in ({"prompt": "x"}, {"no": "request", "filler": "x" * SMALL_BODY_BYTES}):
             status, headers, answer = await cluster.post("/v1/completions", body)
             assert (status, answer["error"]["code"]) == (429, "queue_full")
             assert "retry-after" in headers
-        # what the head says is looked at first: it costs nothing, and coming again would not help
+        # what a small body and the head say is looked at first: that costs little, and coming again would not help
+        status, _, answer = await cluster.post("/v1/completions", {"no": "request"})
+        assert (status, answer["error"]["code"]) == (400, "invalid_request")
         for headers, wanted in (
             ({"content-type": "text/plain"}, (415, "unsupported_media_type")),
             ({"x-priority": "first"}, (400, "out_of_range")),

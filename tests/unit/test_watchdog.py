@@ -73,10 +73,10 @@ async def test_an_engine_shows_the_step_that_it_is_stuck_in_and_every_layer_coun
     layers = threading.Semaphore(0)
     forward = runner.forward
 
-    def layered(window, stopped):
+    def layered(window, stopped, *meanwhile):
         while window.token_ids.shape[0] > 1 and layers.acquire(timeout=20) and not go.is_set():
             stopped()
-        return forward(window, stopped)
+        return forward(window, stopped, *meanwhile)
 
     go = threading.Event()
     runner.forward = layered
