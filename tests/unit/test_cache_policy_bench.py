@@ -1,7 +1,6 @@
 """The replay counts what it says it counts."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,25 +9,15 @@ from bench import cache_policy
 from bench.cache_baselines import least_frequently_used, least_recently_used, tiny_lfu
 from bench.cache_policy import LINK_BYTES_PER_S, RECORD_BYTES, Replay, changed, recorded, run, times
 from lanes.experts import adaptive as rules
-from lanes.experts.policy import Budget, Plan, State, Touched
+from lanes.experts.policy import Budget, State, Touched
 from lanes.experts.trace import TraceHeader, TraceWriter
+from tests.fakes.cache_plans import scripted
 
 N = 12
 
 
 def touched(*keys, rows=1):
     return Touched(np.array(keys, np.int64), np.ones(len(keys), np.int64), rows)
-
-
-def scripted(*plans):
-    def policy(state, seen, budget):
-        evict, admit = plans[state.windows]
-        resident = state.resident.copy()
-        resident[evict], resident[admit] = False, True
-        plan = Plan(np.array(evict, np.int64), np.array(admit, np.int64))
-        return replace(state, windows=state.windows + 1, resident=resident), plan
-
-    return policy
 
 
 def test_a_replay_by_hand():

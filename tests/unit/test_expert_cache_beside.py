@@ -1,15 +1,14 @@
 """A cache that thinks while windows run: the table moves between them, plans come a window later, counts stay."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lanes.experts.adaptive import adaptive
-from lanes.experts.policy import Plan, Touched
+from lanes.experts.policy import Touched
 from lanes.experts.slots import HostSlots
+from tests.fakes.cache_plans import scripted
 from tests.unit.test_expert_cache import EXPERTS, LAYERS, Rig
 
 KEYS = LAYERS * EXPERTS
@@ -106,19 +105,8 @@ def test_a_settled_cache_is_one_that_turned(windows, slots):
         assert beside.rig.counters == turned.counters
 
 
-def scripted(plans):
-    def policy(state, touched, budget):
-        evict, admit = plans[state.windows]
-        resident = state.resident.copy()
-        resident[evict], resident[admit] = False, True
-        plan = Plan(np.array(evict, np.int64), np.array(admit, np.int64))
-        return replace(state, windows=state.windows + 1, resident=resident), plan
-
-    return policy
-
-
 def test_a_plan_drops_after_the_window_beside_which_it_was_made_and_admits_one_later():
-    run = Beside(2, scripted([([], [1, 2]), ([1], [5]), ([], []), ([], []), ([], [])]))
+    run = Beside(2, scripted(([], [1, 2]), ([1], [5]), ([], []), ([], []), ([], [])))
     run.windows([[1]] * 6)
     resident = [np.flatnonzero(table).tolist() for table in run.tables]
     # Beside window 1 the first plan is made, beside 2 its copies, from 3 on they are read; 1 leaves with the second.
@@ -126,7 +114,7 @@ def test_a_plan_drops_after_the_window_beside_which_it_was_made_and_admits_one_l
 
 
 def test_a_link_that_is_behind_is_asked_for_nothing_more():
-    run = Beside(4, scripted([([], [1]), ([], [])] + [([], [])] * 8), questions=3)
+    run = Beside(4, scripted(([], [1]), *[([], [])] * 9), questions=3)
     run.windows([[1]] * 8)
     swaps = [budget.swaps for budget in run.budgets]
     assert swaps[:2] != [0, 0]
@@ -137,7 +125,7 @@ def test_a_link_that_is_behind_is_asked_for_nothing_more():
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_slots_are_lent_from_a_table_that_has_caught_up(count):
-    run = Beside(3, scripted([([], [1, 2, 3]), ([2], [7])]))
+    run = Beside(3, scripted(([], [1, 2, 3]), ([2], [7])))
     run.windows([[1], [7]])
     with run.cache.lend(count) as lent:
         assert len(set(lent)) == count
