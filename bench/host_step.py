@@ -76,7 +76,7 @@ class Device:
     """Stands in for the launches of a window."""
 
     def __init__(self, experts: GpuExperts, logits: torch.Tensor, window_s: float) -> None:
-        self._log, self._logits, self._window_s = experts._seen, logits, window_s
+        self._log, self._logits, self._window_s, self.parts = experts._seen, logits, window_s, 4
         rng = np.random.default_rng(3)
         skew = 1.0 / (1 + np.arange(EXPERTS)) ** 0.8
         chances = np.stack([rng.permutation(skew / skew.sum()) for _ in range(LAYERS)])
@@ -90,8 +90,10 @@ class Device:
     def _drawn(rng: np.random.Generator, chances: np.ndarray) -> np.ndarray:
         return np.stack([np.sort(rng.choice(EXPERTS, CHOSEN, replace=False, p=one)) for one in chances])
 
-    def run(self, rows: int) -> None:
-        """A window."""
+    def run_part(self, rows: int, part: int) -> None:
+        """A window, with its first part."""
+        if part:
+            return
         self.launched_ns.append(time.thread_time_ns())
         number = len(self.launched_ns)
         self._log[:LAYERS, 0] = self._chosen[number % 64]

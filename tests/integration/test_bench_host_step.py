@@ -23,7 +23,7 @@ def test_a_window_is_launched_before_its_token_is_sent_and_counted(tmp_path, mon
 
         monkeypatch.setattr(owner, name, told)
 
-    noted(host_step.Device, "run", "launch")
+    noted(host_step.Device, "run_part", "launch")
     noted(host_step.Device, "wait", "wait")
     noted(Outbox, "put", "send")
     noted(host_step.GpuExperts, "think", "think")
@@ -33,7 +33,8 @@ def test_a_window_is_launched_before_its_token_is_sent_and_counted(tmp_path, mon
     sizes = dataclasses.replace(host_step.SIZES, vocab_size=512)
     figures = host_step.measure(tmp_path, 12, 1e-3, sizes)
     assert all(us > 0 for us in figures.values())
-    assert order[:5] == ["launch", "think", "wait", "end", "wait"], "the prompt's, and its checkpoint's"
+    launch = ["launch"] * 4  # its parts
+    assert order[:8] == [*launch, "think", "wait", "end", "wait"], "the prompt's, and its checkpoint's"
     for at in range(11):
-        assert order[5 + 5 * at :][:5] == ["launch", "send", "think", "wait", "end"]
+        assert order[8 + 8 * at :][:8] == [*launch, "send", "think", "wait", "end"]
     assert order.count("send") == 12

@@ -37,6 +37,7 @@ class Graphs:
     def __init__(self, window: Window, device: torch.device, warm: Callable[[Callable[[], None]], None]) -> None:
         """`warm(run)` runs a window once and awaits it: kernels are compiled there, which capturing cannot."""
         self._windows: list[list[torch.cuda.CUDAGraph]] = []
+        self.parts = window.parts
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -51,10 +52,9 @@ class Graphs:
             self._windows.append([captured(launch, pool=pool, stream=stream) for launch in launches])
         self._settling = captured(window.settle, pool=pool, stream=stream)
 
-    def run(self, rows: int) -> None:
-        """Enqueues the graphs of a window."""
-        for part in self._windows[rows - 1]:
-            part.replay()
+    def run_part(self, rows: int, part: int) -> None:
+        """Enqueues the graph of a window's part."""
+        self._windows[rows - 1][part].replay()
 
     def settle(self) -> None:
         """Enqueues the graph that brings the state up to date."""

@@ -1,7 +1,7 @@
-"""What the host says to a window, at once: where it stands, what was accepted of the last one, its rows' values.
+"""What the host says to a window: where it stands, what was accepted of the last one, its rows' values.
 
 Embedding and n-gram rows are looked up by the host, which knows every token before its window. Parts lie one behind the
-other in one buffer on either side. Not here: what is computed from it.
+other in one buffer on either side; n-gram rows, last of all, may be said later. Not here: what is computed from it.
 
 Letters: R rows, H hidden, P rotated pairs, D columns of an n-gram layer's rows.
 """
@@ -24,6 +24,7 @@ class Inputs:
     """Views of one buffer, for the most rows."""
 
     buffer: torch.Tensor  # uint8
+    first: torch.Tensor  # uint8: of it, what a window begins with
     length: torch.Tensor  # int32 [1]: tokens before the window
     accepted: torch.Tensor  # int32 [1]: rows of the window before that belong to the sequence
     embedded: torch.Tensor  # fp32 [R, H]
@@ -45,4 +46,4 @@ class Inputs:
         for (shape, dtype), size, room in zip(shapes, sizes, rooms, strict=True):
             views.append(buffer[at : at + size].view(dtype).view(shape))
             at += room
-        return cls(buffer, *views)
+        return cls(buffer, buffer[: sum(rooms[:-1])], *views)

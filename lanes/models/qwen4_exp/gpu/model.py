@@ -162,7 +162,10 @@ class GpuQwen4Exp:
         state.trial = None
         self._fill(window.token_ids, state)
         self._experts.begin_window(rows)
-        self._launches.run(rows)
+        self._launches.run_part(rows, 0)
+        self._fill_ngrams(window.token_ids, state)  # while the part runs, which reads none of them
+        for part in range(1, self._launches.parts):
+            self._launches.run_part(rows, part)
         self._logits[:rows].copy_(self._window.logits[:rows], non_blocking=True)
         meanwhile()
         self._experts.think()
@@ -186,13 +189,17 @@ class GpuQwen4Exp:
         self._accepted = rows
 
     def _fill(self, token_ids: torch.Tensor, state: SequenceState) -> None:
-        """What the window's rows are."""
+        """What a window begins with."""
         rows = token_ids.shape[0]
-        for number, layer in enumerate(self._inner.ngrams):
-            self._ngrams[number, :rows] = layer.rows_of(torch.cat((state.context_ids, token_ids)))
         self._said_length[0], self._said_accepted[0] = state.length, self._accepted
         self._window.said.embedded[:rows] = self._inner.embedding.index_select(0, token_ids)
         self._places.into(self._angles, state.length, rows)
+
+    def _fill_ngrams(self, token_ids: torch.Tensor, state: SequenceState) -> None:
+        """What its n-gram layers read."""
+        for number, layer in enumerate(self._inner.ngrams):
+            history = torch.cat((state.context_ids, token_ids))
+            self._ngrams[number, : token_ids.shape[0]] = layer.rows_of(history)
 
     def _wait(self) -> None:
         if self._stream is not None:

@@ -1,11 +1,12 @@
 """A decode window, whole: 1 to 4 rows of the seated sequence through every block to logits. Launches only.
 
 `run(rows)` enqueues; it allocates nothing that outlives it, awaits nothing and reads nothing back, so that it can be
-captured as one graph a number of rows. What differs between windows the host writes into `said`; the first launch
-brings it into `inputs`, on the device.
+captured as a few graphs a number of rows. What differs between windows the host writes into `said`; launches bring it
+into `inputs`, on the device: rows of n-gram tables before the layer that reads them, the rest first of all.
 
 Not here: capturing (graphs), what is said to a window and what comes of it (model).
-Invariant: the state in the seat lags one window behind: the rows that `inputs.accepted` counts are brought in first.
+Invariants: the state in the seat lags one window behind: the rows that `inputs.accepted` counts are brought in first.
+The first part reads no n-gram rows.
 
 Letters: R rows, V vocabulary.
 """
@@ -33,9 +34,18 @@ from lanes.models.qwen4_exp.ngram import NgramLayer
 from lanes.models.qwen4_exp.stream import Connected
 from lanes.state.seat import Seat
 
-# A graph's first kernel waits until all of its nodes are launched, about 0.4 µs each: while a sixth of a window runs,
-# the next one is launched.
-PARTS = 6
+# A graph's first kernel waits until all of its nodes are launched, about 0.4 µs each, a tenth of the time that they
+# run: the first part of a window is small, and each one is launched while the smaller one before it runs.
+FIRST, GROWTH = 4, 4  # steps, four of which are a layer; the second part has twice the first's
+
+
+def cuts(steps: int, first: int) -> tuple[int, ...]:
+    """Where the parts of so many steps begin, and where the last one ends; the first has at most `first` steps."""
+    at, size = [0, min(first, steps)], 2 * FIRST
+    while at[-1] + 2 * size < steps:
+        at.append(at[-1] + size)
+        size *= GROWTH
+    return (*at, steps) if at[-1] < steps else tuple(at)
 
 
 class DecodeWindow:
@@ -54,13 +64,15 @@ class DecodeWindow:
         replay = self._replay = delta_rows(delta_shape(spec), device)
         self._steps: list[Callable[[int], None]] = []
         self._settling: list[DeltaNetWindow | NgramWindow] = []
+        first = FIRST
         for block in model.blocks:
             if isinstance(block, NgramLayer):
                 number = spec.ngram_layers.index(block.layer)
                 state = home.ngram[block.layer]
                 ngram = NgramWindow(block, spec, state, self.inputs.accepted, self.inputs.ngram[number])
                 self._settling.append(ngram)
-                self._steps.append(self._ngram_step(ngram))
+                first = min(first, len(self._steps))
+                self._steps.append(self._ngram_step(ngram, number))
                 continue
             assert isinstance(block, Connected)
             self._steps.append(self._mixing_step(MixerWindow(block.mixer, spec.eps)))
@@ -76,7 +88,8 @@ class DecodeWindow:
                 assert isinstance(inner, Moe)
                 self._steps.append(self._moe_step(MoeWindow(inner, spec, inner.layer, experts)))
         self._last = self._mixing_step(MixerWindow(model.mixer, spec.eps))
-        self.parts = min(PARTS, len(self._steps))
+        self._cuts = cuts(len(self._steps), first)
+        self.parts = len(self._cuts) - 1
 
     def run(self, rows: int) -> None:
         """Enqueues the window; `logits[:rows]` and `streams(rows)` are its results."""
@@ -86,10 +99,9 @@ class DecodeWindow:
     @torch.no_grad()
     def run_part(self, rows: int, part: int) -> None:
         """Enqueues one of the window's `parts`, all of them in order being the window."""
-        first, end = (len(self._steps) * at // self.parts for at in (part, part + 1))
         if part == 0:
             self._begin(rows)
-        for step in self._steps[first:end]:
+        for step in self._steps[self._cuts[part] : self._cuts[part + 1]]:
             step(rows)
         if part == self.parts - 1:
             self._end(rows)
@@ -132,13 +144,17 @@ class DecodeWindow:
         return self._streams.x[:rows].flatten(1)
 
     def _listen(self) -> None:
-        fetch(self.said.buffer.view(torch.int32), self.inputs.buffer.view(torch.int32))
+        _fetch(self.said.first, self.inputs.first)
 
     def _mixing_step(self, mixer: MixerWindow) -> Callable[[int], None]:
         return lambda rows: mixer.run(self._streams.narrow(rows))
 
-    def _ngram_step(self, ngram: NgramWindow) -> Callable[[int], None]:
-        return lambda rows: ngram.run(self._streams.narrow(rows))
+    def _ngram_step(self, ngram: NgramWindow, number: int) -> Callable[[int], None]:
+        def step(rows: int) -> None:
+            _fetch(self.said.ngram[number, :rows], self.inputs.ngram[number, :rows])
+            ngram.run(self._streams.narrow(rows))
+
+        return step
 
     def _delta_step(self, delta: DeltaNetWindow) -> Callable[[int], None]:
         return lambda rows: delta.run(self._streams.narrow(rows), self._delta.narrow(rows))
@@ -152,3 +168,7 @@ class DecodeWindow:
 
     def _moe_step(self, moe: MoeWindow) -> Callable[[int], None]:
         return lambda rows: moe.run(self._streams.narrow(rows), self._moe.narrow(rows))
+
+
+def _fetch(said: torch.Tensor, to: torch.Tensor) -> None:
+    fetch(said.flatten().view(torch.int32), to.flatten().view(torch.int32))
