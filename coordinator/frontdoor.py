@@ -114,10 +114,10 @@ def _runner(serving: Serving) -> web.AppRunner:
 
 
 def _server(serving: Serving, health: HealthFollower) -> aio.Server:
-    server = aio.server(
-        interceptors=[Guard(serving.auth)], options=server_options(), maximum_concurrent_rpcs=limits.GRPC_CALLS
-    )
-    serve_pb2_grpc.add_ExpresswayServicer_to_server(ExpresswayServicer(serving), server)
+    servicer = ExpresswayServicer(serving)
+    guard = Guard(serving.auth, servicer.head_checks())
+    server = aio.server(interceptors=[guard], options=server_options(), maximum_concurrent_rpcs=limits.GRPC_CALLS)
+    serve_pb2_grpc.add_ExpresswayServicer_to_server(servicer, server)
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     reflection.enable_server_reflection((SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
     return server

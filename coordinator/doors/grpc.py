@@ -8,7 +8,7 @@ its details; a call that its client cancelled, or whose deadline passed, leaves 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn, TypeAlias
 
@@ -21,6 +21,7 @@ from coordinator.apis.grpc_chat import parse_grpc_chat, said_delta
 from coordinator.auth import Auth
 from coordinator.chat import Said, TurnEnd, TurnReader, begin_turn
 from coordinator.doors.caller import parse_caller
+from coordinator.doors.guard import HeadCheck
 from coordinator.doors.refusals import new_request_id
 from coordinator.doors.rich_error import abort
 from coordinator.errors import BadRequest, CoordinatorError, InternalError, SlowReader
@@ -29,9 +30,11 @@ from coordinator.policy.host_names import host_of
 from coordinator.request import Draft, check_session
 from coordinator.sampling import Defaults, Wanted
 from coordinator.serving import Serving
+from coordinator.tenants import Tenant
 from laneproto.v1 import lane_pb2, serve_pb2, serve_pb2_grpc
 
 SERVICE = serve_pb2.DESCRIPTOR.services_by_name["Expressway"].full_name
+GENERATE = f"/{SERVICE}/Generate"
 
 _log = structlog.get_logger("grpc")
 
@@ -76,6 +79,19 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
     def __init__(self, serving: Serving, auth: Auth | None = None) -> None:
         self._serving = serving
         self._auth = auth or serving.auth  # of the door that this is
+
+    def head_checks(self) -> dict[str, HeadCheck]:
+        """For the door's guard: what is refused before its message is read."""
+        return {GENERATE: self._check_head}
+
+    def _check_head(self, head: Mapping[str, str], tenant: Tenant) -> None:
+        """A head's own mistakes, then room. Raises what it finds."""
+        try:
+            parse_caller(head, "", tenant)
+            self._serving.dispatcher.check_open(tenant)
+        except CoordinatorError as error:
+            self._serving.recorder.request("grpc", error.code)
+            raise
 
     async def Generate(self, request: serve_pb2.GenerateRequest, context: Context) -> None:
         """One generation."""
@@ -140,7 +156,7 @@ class ExpresswayServicer(serve_pb2_grpc.ExpresswayServicer):
         kind = request.WhichOneof("prompt")
         if kind is None:
             raise BadRequest("a prompt is required: text, token_ids or chat", param="prompt")
-        serving.dispatcher.check_open(tenant)  # the prompt is not even looked at
+        serving.dispatcher.check_open(tenant)  # while the message came, others may have taken the last place
         match kind:
             case "text":
                 model = serving.model()

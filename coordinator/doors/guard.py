@@ -1,53 +1,59 @@
-"""The gRPC door's guard: every method but the health service needs a key, once there are keys.
+"""The gRPC door's guard: what the head of a call alone decides, before its message is read.
 
-Not here: whose key (auth). Invariant: a method that is added later is guarded without a word about it here.
+Every method but the health service needs a key, once there are keys; a method may have a check of its own beside it.
+A call that is refused here takes no message: under overload, what it costs to refuse one is what all others wait for,
+and who has no key makes nobody hold 8 MiB.
+
+Not here: whose key (auth), whether there is room (dispatch). Invariant: a method that is added later is guarded
+without a word about it here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 
 from coordinator.auth import Auth
 from coordinator.doors.rich_error import abort
-from coordinator.errors import Unauthorized
+from coordinator.errors import CoordinatorError
+from coordinator.tenants import Tenant
 
 _OPEN = "/grpc.health.v1.Health/"
 
-Next = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]]
+Next: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]]
+HeadCheck: TypeAlias = Callable[[Mapping[str, str], Tenant], None]  # raises the refusal
 
 
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """One per door."""
+    """One per door; `checks` by the full name of their method."""
 
-    def __init__(self, auth: Auth) -> None:
+    def __init__(self, auth: Auth, checks: Mapping[str, HeadCheck] = MappingProxyType({})) -> None:
         self._auth = auth
+        self._checks = checks
 
     async def intercept_service(self, continuation: Next, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         """The method, or a refusal in its place."""
         handler = await continuation(details)
         if handler is None or details.method.startswith(_OPEN):
             return handler
-        metadata = {name: value for name, value in details.invocation_metadata or () if isinstance(value, str)}
+        head = {name: value for name, value in details.invocation_metadata or () if isinstance(value, str)}
         try:
-            self._auth.tenant(metadata.get("authorization"), metadata.get("x-api-key"))
-        except Unauthorized as error:
-            return _refusing(handler, error)
+            tenant = self._auth.tenant(head.get("authorization"), head.get("x-api-key"))
+            if check := self._checks.get(details.method):
+                check(head, tenant)
+        except CoordinatorError as error:
+            return _refusing(error)
         return handler
 
 
-def _refusing(handler: grpc.RpcMethodHandler, error: Unauthorized) -> grpc.RpcMethodHandler:
-    async def refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+def _refusing(error: CoordinatorError) -> grpc.RpcMethodHandler:
+    """Of any method: only one that streams both ways is entered before a message has come."""
+
+    async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await abort(context, error)
 
-    makers = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }
-    make = makers[handler.request_streaming, handler.response_streaming]
-    return make(refuse, handler.request_deserializer, handler.response_serializer)
+    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -20,7 +21,10 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from coordinator.auth import Auth
+from coordinator.doors.grpc import GENERATE
 from coordinator.limits import SMALL_BODY_BYTES
+from coordinator.tenants import hash_key
 from laneproto.v1 import serve_pb2
 from tests.fakes.doors import open_doors, until
 from tests.fakes.lane import Script
@@ -99,8 +103,41 @@ async def test_what_is_refused_for_its_place_is_refused_before_it_is_looked_at(t
         ):
             status, _, answer = await cluster.post("/v1/completions", {"prompt": "x"}, headers)
             assert (status, answer["error"]["code"]) == wanted
-        with pytest.raises(grpc.aio.AioRpcError, match="a prompt is required"):
-            await cluster.generate()
+        for task in kept:
+            task.cancel()
+        await asyncio.gather(*kept, return_exceptions=True)
+
+
+async def test_a_call_is_refused_by_its_head_alone(tmp_path: Path) -> None:
+    """Before its message is read: there may be 8 MiB of it, and who has no key or no place is owed none of the work."""
+    tenants = tmp_path / "tenants.json"
+    tenants.write_bytes(b'{"tenants": [{"name": "a", "keys": ["%s"]}]}' % hash_key("k").encode())
+    tenants.chmod(0o600)
+    (tmp_path / "s").mkdir()
+    script = Script(token_delay_s=0.005)
+    keyed = (("x-api-key", "k"),)
+    async with open_doors(tmp_path / "s", lanes=1, script=script, queue_requests=1, auth=Auth(tenants)) as cluster:
+        outcomes: list[str] = []
+        cluster.doors.serving.recorder.request = lambda door, outcome: outcomes.append(outcome)  # type: ignore[method-assign]
+
+        async def refused(*head: tuple[str, str]) -> tuple[str, str]:
+            async def says_nothing() -> AsyncIterator[serve_pb2.GenerateRequest]:
+                await asyncio.Event().wait()
+                yield serve_pb2.GenerateRequest()
+
+            call = cluster.channel.stream_stream(GENERATE)(says_nothing(), metadata=head)
+            async with asyncio.timeout(60):
+                with pytest.raises(grpc.aio.AioRpcError) as found:
+                    await call.read()
+            trailing = dict(found.value.trailing_metadata() or ())
+            return found.value.code().name, str(trailing["expressway-error-code"])
+
+        assert await refused() == ("UNAUTHENTICATED", "unauthorized")
+        assert await refused(*keyed, ("x-priority", "first")) == ("INVALID_ARGUMENT", "out_of_range")
+        kept = [asyncio.create_task(cluster.generate(keyed, text="x", max_tokens=400)) for _ in range(2)]
+        await until(lambda: cluster.doors.serving.dispatcher.queued == 1)
+        assert await refused(*keyed) == ("RESOURCE_EXHAUSTED", "queue_full")
+        assert outcomes == ["out_of_range", "queue_full"]
         for task in kept:
             task.cancel()
         await asyncio.gather(*kept, return_exceptions=True)

@@ -11,12 +11,12 @@ from grpc_status import rpc_status
 
 from coordinator import limits
 from coordinator.doors.rich_error import DETAILS_KEY, RETRY_AFTER_KEY, rich_status, trailing
-from coordinator.errors import CoordinatorError, Interrupted, OutOfRange, QueueFull
+from coordinator.errors import AnswerCut, CoordinatorError, Interrupted, OutOfRange, QueueFull
 
 
 def kinds(kind: type[CoordinatorError] = CoordinatorError) -> Iterator[type[CoordinatorError]]:
     for below in kind.__subclasses__():
-        if below.__module__ == CoordinatorError.__module__ and below is not Interrupted:
+        if below.__module__.startswith("coordinator.errors.") and below not in (Interrupted, AnswerCut):
             yield below
         yield from kinds(below)
 
