@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SAME = ("format", "scenario", "workload", "workload_digest", "scale", "seed", "concurrency", "seconds", "rate_per_s",
-        "rounds", "fixed_length", "host")  # fmt: skip
+        "rounds", "fixed_length", "walk", "host")  # fmt: skip
 MEASURES = ("ttft_s", "gap_s", "end_to_end_s")  # of a request; smaller is better
 LEAST_PAIRS = 5
 RESAMPLES = 2000

@@ -1,7 +1,7 @@
 """One chat request to an OpenAI-compatible server, streamed, with the time of every piece as it arrived here.
 
-The same ruler for this server and for others. Not here: how many ask, and when (drive). Invariant: `ask` always returns
-a `Reply`; a refusal, a broken stream and a timeout are its `error`, never an exception.
+The same ruler for this server and for others. Not here: how many ask, and when (drive), token ids (token_door).
+Invariant: `ask` always returns a `Reply`; a refusal, a broken stream and a timeout are its `error`, never an exception.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from bench.aligned import Stamp, Stream
+from bench.load.workloads import Text
 
 NO_LANE = "server"  # of a server that does not say which of its engines answered
 LINE_LIMIT_BYTES = 1 << 22
@@ -32,7 +33,7 @@ class Reply:
     prompt_tokens: int
     cached_tokens: int
     counters: Mapping[str, int]
-    text: str
+    text: Text  # of the answer, as it goes into the next turn
     error: str | None  # a stable code, or what went wrong
 
     @property
@@ -72,55 +73,58 @@ class Server:
         """Of every request."""
         return {"x-session-id": session, **({"authorization": f"Bearer {self.key}"} if self.key else {})}
 
+    def client(self) -> aiohttp.ClientSession:
+        """Connections to it, without a bound on their number: who waits is to wait at the server."""
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), read_bufsize=LINE_LIMIT_BYTES)
 
-async def ask(
-    client: aiohttp.ClientSession,
-    server: Server,
-    messages: Sequence[Mapping[str, str]],
-    *,
-    key: str,
-    session: str,
-    max_tokens: int,
-    timeout_s: float,
-) -> Reply:
-    """Sends the conversation and waits for the end of the answer."""
-    body: dict[str, Any] = {
-        "model": server.model, "messages": list(messages), "max_tokens": max_tokens, "temperature": 0.0, "seed": 1,
-        "stream": True, "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    if server.fixed_length:
-        body["ignore_eos"] = True
-    read = _Reader()
-    begin_s = time.monotonic()
-    error: str | None = None
-    try:
-        async with client.post(
-            server.url + "/chat/completions",
-            json=body,
-            headers=server.headers(session),
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
-        ) as response:
-            if response.status != 200:
-                error = _refusal(response.status, await response.content.read(LINE_LIMIT_BYTES))
-            else:
-                async for line in response.content:
-                    read.line(line, time.monotonic())
-                error = read.error or (None if read.ended else "stream_cut")
-            lane = response.headers.get("x-expressway-lane", "")
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as broken:
-        lane, error = "", f"{type(broken).__name__}"
-    return Reply(
-        key=key,
-        lane=read.lane or lane or NO_LANE,
-        begin_s=begin_s,
-        end_s=time.monotonic(),
-        pieces=read.pieces(),
-        prompt_tokens=int(read.usage.get("prompt_tokens") or 0),
-        cached_tokens=int((read.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
-        counters=read.counters,
-        text="".join(read.texts),
-        error=error,
-    )
+    async def ask(
+        self,
+        client: aiohttp.ClientSession,
+        messages: Sequence[Mapping[str, Text]],
+        *,
+        key: str,
+        session: str,
+        max_tokens: int,
+        timeout_s: float,
+    ) -> Reply:
+        """Sends the conversation and waits for the end of the answer."""
+        body: dict[str, Any] = {
+            "model": self.model, "messages": list(messages), "max_tokens": max_tokens, "temperature": 0.0, "seed": 1,
+            "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        if self.fixed_length:
+            body["ignore_eos"] = True
+        read = _Reader()
+        begin_s = time.monotonic()
+        error: str | None = None
+        try:
+            async with client.post(
+                self.url + "/chat/completions",
+                json=body,
+                headers=self.headers(session),
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+            ) as response:
+                if response.status != 200:
+                    error = _refusal(response.status, await response.content.read(LINE_LIMIT_BYTES))
+                else:
+                    async for line in response.content:
+                        read.line(line, time.monotonic())
+                    error = read.error or (None if read.ended else "stream_cut")
+                lane = response.headers.get("x-expressway-lane", "")
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as broken:
+            lane, error = "", f"{type(broken).__name__}"
+        return Reply(
+            key=key,
+            lane=read.lane or lane or NO_LANE,
+            begin_s=begin_s,
+            end_s=time.monotonic(),
+            pieces=read.pieces(),
+            prompt_tokens=int(read.usage.get("prompt_tokens") or 0),
+            cached_tokens=int((read.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
+            counters=read.counters,
+            text="".join(read.texts),
+            error=error,
+        )
 
 
 class _Reader:

@@ -11,28 +11,48 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-import aiohttp
-
-from bench.load.door import LINE_LIMIT_BYTES, Reply, Server, ask
-from bench.load.workloads import WORKLOADS, Turn, Workload, script
+from bench.load.door import Reply
+from bench.load.workloads import WORKLOADS, Scripts, Text, Turn, Workload, script
 
 OPEN_LOOP_MOST = 10_000
 OTHERS_FIRST_S = 0.5  # the others are at the server before the victim is
+
+
+class Door(Protocol):
+    """A server, behind whichever of its doors."""
+
+    def client(self) -> AbstractAsyncContextManager[Any]:
+        """Connections to it."""
+
+    async def ask(
+        self,
+        client: Any,
+        messages: Sequence[Mapping[str, Text]],
+        *,
+        key: str,
+        session: str,
+        max_tokens: int,
+        timeout_s: float,
+    ) -> Reply:
+        """Sends the conversation and waits for the end of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """What every agent does."""
 
-    server: Server
+    server: Door
     workload: Workload
     scale: float
     seed: int
     nonce: str
     timeout_s: float
+    scripts: Scripts = script
 
 
 @dataclass(slots=True)
@@ -40,16 +60,17 @@ class Agent:
     """One agent: its number, and what it has got so far. One session for all its conversations, one for each branch."""
 
     work: Work
-    client: aiohttp.ClientSession
+    client: Any  # the server's
     number: int
     label: str = ""
     replies: list[Reply] = field(default_factory=list)
 
     async def conversation(self, number: int, go_on: Callable[[], bool]) -> None:
         """One script from beginning to end, or until `go_on` says no."""
-        text = script(self.work.workload, self.work.scale, self.work.seed, self.number, number, self.work.nonce)
+        work = self.work
+        text = work.scripts(work.workload, work.scale, work.seed, self.number, number, work.nonce)
         name, session = f"{self.label}{self.number}/{number}", f"{self.work.nonce}{self.label}{self.number}"
-        messages = [{"role": "system", "content": text.system}]
+        messages: list[dict[str, Text]] = [{"role": "system", "content": text.system}]
         if not await self._turns(name, session, messages, text.turns, go_on):
             return
         await asyncio.gather(
@@ -63,8 +84,8 @@ class Agent:
         self,
         name: str,
         session: str,
-        messages: list[dict[str, str]],
-        turns: tuple[tuple[str, Turn], ...],
+        messages: list[dict[str, Text]],
+        turns: tuple[tuple[Text, Turn], ...],
         go_on: Callable[[], bool],
     ) -> bool:
         """Asks turn after turn, `messages` growing; False when the conversation ended early."""
@@ -72,8 +93,8 @@ class Agent:
             if not go_on():
                 return False
             messages.append({"role": "user", "content": words})
-            reply = await ask(
-                self.client, self.work.server, messages, key=f"{name}#{k}", session=session,
+            reply = await self.work.server.ask(
+                self.client, messages, key=f"{name}#{k}", session=session,
                 max_tokens=turn.answer_tokens, timeout_s=self.work.timeout_s,
             )  # fmt: skip
             self.replies.append(reply)
@@ -93,14 +114,9 @@ class Agent:
             number += 1
 
 
-def client() -> aiohttp.ClientSession:
-    """Without a bound on connections: who waits is to wait at the server."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), read_bufsize=LINE_LIMIT_BYTES)
-
-
 async def closed_loop(work: Work, agents: int, seconds: float) -> list[Reply]:
     """`agents` agents for that long, each with one request at a time (a workload with branches: one per branch)."""
-    async with client() as session:
+    async with work.server.client() as session:
         all_agents = [Agent(work, session, number) for number in range(agents)]
         end_s = time.monotonic() + seconds
         await asyncio.gather(*(agent.until(end_s) for agent in all_agents))
@@ -110,7 +126,7 @@ async def closed_loop(work: Work, agents: int, seconds: float) -> list[Reply]:
 async def open_loop(work: Work, per_s: float, seconds: float) -> list[Reply]:
     """Conversations begin at random times (Poisson, from the seed), whether earlier ones have ended or not."""
     times = arrivals_s(per_s, seconds, work.seed)
-    async with client() as session:
+    async with work.server.client() as session:
         all_agents = [Agent(work, session, number) for number in range(len(times))]
         begin_s = time.monotonic()
 
@@ -151,9 +167,9 @@ async def interference(work: Work, rounds: int, others: int) -> dict[int, list[R
 
 async def short_behind_long(work: Work, rounds: int) -> dict[str, list[Reply]]:
     """A short question alone, and the same while a long prompt (the workload) is being read; with the long ones."""
-    question = Work(work.server, WORKLOADS["question"], work.scale, work.seed, work.nonce, work.timeout_s)
+    question = replace(work, workload=WORKLOADS["question"])
     seen: dict[str, list[Reply]] = {"alone": [], "behind": [], "long": []}
-    async with client() as session:
+    async with work.server.client() as session:
         for number in range(rounds):
             alone = Agent(question, session, 2 * number, "short-")
             await alone.conversation(0, lambda: True)
@@ -169,7 +185,7 @@ async def short_behind_long(work: Work, rounds: int) -> dict[str, list[Reply]]:
 
 async def _beside(work: Work, others: int, number: int) -> list[Reply]:
     """The victim's conversation of that number while `others` agents are busy."""
-    async with client() as session:
+    async with work.server.client() as session:
         stop = asyncio.Event()
 
         async def keep_on(agent: Agent) -> None:

@@ -24,6 +24,7 @@ def report(result: Mapping[str, Any]) -> str:
         "",
         f"Host: {host['cpu']}, {host['cpus']} cores, {host['memory_bytes'] / 2**30:.0f} GiB, Linux {host['kernel']}, "
         f"load {conditions['load_average'][0]:g}. Scale {conditions['scale']:g}, seed {conditions['seed']}.",
+        *_lanes(server.get("lanes", {})),
         "",
         f"| run |{' tokens/s | window | a lane |' if rates else ''} first token p50 / p95 | between tokens p50 / p95 "
         "| prompt tokens/s | good | errors |",
@@ -63,6 +64,12 @@ def comparison(a: str, b: str, ratios: Mapping[str, Sequence[Ratio]]) -> str:
                 f"| {part} | {NAMES[r.measure]} | {r.pairs} | {r.ratio:.3f}{doubt} | {r.low:.3f} to {r.high:.3f} |"
             )
     return "\n".join(lines) + "\n"
+
+
+def _lanes(lanes: Mapping[str, Any]) -> list[str]:
+    """Where a server says which lanes it has."""
+    shown = [f"{name} {lane['device']}, cache {lane['cache_bytes'] / 2**30:.2f} GiB" for name, lane in lanes.items()]
+    return [f"Lanes: {'; '.join(shown)}."] if shown else []
 
 
 def _row(name: str, found: Mapping[str, Any], *, rates: bool) -> str:

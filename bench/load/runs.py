@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.aligned import Rules
 from bench.load import drive
@@ -19,6 +19,7 @@ from bench.load.door import Reply
 from bench.load.figures import Goals, figures, rows
 
 FORMAT = 1
+_Value = TypeVar("_Value")
 SCENARIOS = ("closed", "open", "interference", "long-short")
 
 
@@ -28,11 +29,19 @@ class Asked:
 
     scenario: str
     concurrency: tuple[int, ...]  # closed: one run for each; interference: the last one is the number of others
-    seconds: float
+    seconds: tuple[float, ...]  # of each of these runs, or one for all
     rate_per_s: float
     rounds: int
-    rules: Rules
+    rules: tuple[Rules, ...]  # likewise
     goals: Goals
+
+    def run(self, number: int) -> Asked:
+        """What is asked of that run alone."""
+        return replace(self, seconds=(_each(self.seconds, number),), rules=(_each(self.rules, number),))
+
+
+def _each(given: tuple[_Value, ...], number: int) -> _Value:
+    return given[number] if len(given) > 1 else given[0]
 
 
 async def run(work: drive.Work, asked: Asked, say: Callable[[str], None]) -> dict[str, Any]:
@@ -40,14 +49,15 @@ async def run(work: drive.Work, asked: Asked, say: Callable[[str], None]) -> dic
     match asked.scenario:
         case "closed":
             runs = {}
-            for agents in asked.concurrency:
-                say(f"{agents} agents for {asked.seconds:g} s")
+            for number, agents in enumerate(asked.concurrency):
+                one = asked.run(number)
+                say(f"{agents} agents for {one.seconds[0]:g} s")
                 cold = replace(work, nonce=f"{work.nonce}.{agents}")  # nothing of the run before helps this one
-                runs[f"{agents} agents"] = await _timed(asked, drive.closed_loop(cold, agents, asked.seconds))
+                runs[f"{agents} agents"] = await _timed(one, drive.closed_loop(cold, agents, one.seconds[0]))
             return {"runs": runs, "idle_lanes": idle_lanes(runs), **_scaling(asked.concurrency, runs)}
         case "open":
-            say(f"{asked.rate_per_s:g} conversations a second for {asked.seconds:g} s")
-            return {"runs": {"open": await _timed(asked, drive.open_loop(work, asked.rate_per_s, asked.seconds))}}
+            say(f"{asked.rate_per_s:g} conversations a second for {asked.seconds[0]:g} s")
+            return {"runs": {"open": await _timed(asked, drive.open_loop(work, asked.rate_per_s, asked.seconds[0]))}}
         case "interference":
             others = asked.concurrency[-1]
             say(f"a victim alone and beside 1 to {others} others, {asked.rounds} rounds")
@@ -79,7 +89,7 @@ async def _timed(asked: Asked, replies: Awaitable[Sequence[Reply]]) -> dict[str,
 
 def _part(asked: Asked, replies: Sequence[Reply], seconds: float, *, by_turns: bool = False) -> dict[str, Any]:
     """`by_turns`: parts of one run that took turns, so that a part has gaps and no rate of its own."""
-    found = figures(replies, asked.rules, asked.goals, seconds)
+    found = figures(replies, asked.rules[0], asked.goals, seconds)
     return {"figures": {**found, "aggregate": None} if by_turns else found, "rows": rows(replies)}
 
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
+
+Text: TypeAlias = str | tuple[int, ...]  # words, or token ids
 
 TOKENS_PER_WORD = 1.33  # of English in vocabularies of 100,000 and more; used to turn stated tokens into words
 
@@ -71,9 +75,12 @@ _WORDS = {
 class Script:
     """The texts of one conversation: system prompt, then (text, answer tokens, pause) per turn."""
 
-    system: str
-    turns: tuple[tuple[str, Turn], ...]
-    branches: tuple[tuple[tuple[str, Turn], ...], ...]
+    system: Text
+    turns: tuple[tuple[Text, Turn], ...]
+    branches: tuple[tuple[tuple[Text, Turn], ...], ...]
+
+
+Scripts: TypeAlias = Callable[[Workload, float, int, int, int, str], Script]  # arguments as those of `script`
 
 
 def script(workload: Workload, scale: float, seed: int, agent: int, session: int, nonce: str = "") -> Script:

@@ -2,7 +2,8 @@
 
     python -m bench.synthetic --scale gigabyte                        made, measured, gone again
     python -m bench.synthetic --scale true --hold RUN_DIR --keep DIR  held for lanes: python -m lanes --owner
-                                                                      RUN_DIR/owner.sock --pack DIR ...
+                                                                      RUN_DIR/owner.sock --pack DIR ...; and for
+                                                                      expressway serve DIR, whose owner adopts it
 
 The skew is that of a CPU lane's own routing over a stretch of the walk; at the true size a CPU takes minutes for
 that, so there it is measured only when asked for (`bench.decode` measures its own run's).
@@ -24,7 +25,9 @@ from bench.result import frame, write
 from bench.synthetic.pack import DIGESTS, SEED, Synthetic, made
 from bench.synthetic.shape import SHAPES, Shape
 from bench.synthetic.walk import DIGESTS as WALK_DIGESTS
+from coordinator.host.rundir import regions_path
 from shared_experts.owner import run_directory
+from shared_experts.rendezvous import Rendezvous
 
 PROMPT_TOKENS = 64
 MEASURED_TOKENS = 600
@@ -75,13 +78,22 @@ def measured(synthetic: Synthetic, folder: Path, tokens: int) -> dict[str, objec
 
 
 def hold(synthetic: Synthetic, run: Path) -> None:
-    """Lends the region at `owner.sock` of a run directory until SIGTERM or SIGINT."""
+    """Lends the region at `owner.sock` of a run directory, also to this user's owners, until SIGTERM or SIGINT."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    with synthetic.lend(run_directory(run) / "owner.sock"):
-        sys.stderr.write(f"held: {run}/owner.sock\n")
-        ended.wait()
+    os.umask(0o077)
+    meeting = Rendezvous(run_directory(regions_path()), synthetic.manifest.fingerprint, run_directory(run))
+    with synthetic.lend(run / "owner.sock"):
+        while (lock := meeting.try_lock()) is None and not ended.wait(0.1):
+            pass
+        if lock is not None:
+            meeting.sweep()
+            meeting.join()
+            os.close(lock)
+            sys.stderr.write(f"held: {run}/owner.sock\n")
+            ended.wait()
+    meeting.leave()
 
 
 def chosen(options: argparse.Namespace) -> Shape:

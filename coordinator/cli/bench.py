@@ -1,6 +1,6 @@
 """`expressway bench`: load over a server's public door, reports, comparisons. The work is `python -m bench`.
 
-Not here: how load is driven. Invariant: without `--url` it measures the cluster that runs on this host, and no other.
+Not here: how load is driven. Invariant: without an address it measures the cluster of this host, and no other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from coordinator.errors import RunDirError
 from coordinator.host.clusters import the_cluster
 from coordinator.host.rundir import read_cluster
 
-ACTIONS = ("run", "compare")
+ACTIONS = ("run", "show", "compare")
 
 
 class _Bench(click.Command):
@@ -33,19 +33,25 @@ class _Bench(click.Command):
 @click.option("--cluster", type=CLUSTER, metavar="NAME", help="Of run: which one. Default: the one that runs.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of Markdown.")
 def command(action: str, words: tuple[str, ...], cluster: str | None, as_json: bool) -> None:
-    """Measure a running server over its public door (run), or compare two reports (compare A B).
+    """Measure a running server over its public door (run), show a report (show FILE) or compare two (compare A B).
 
-    `expressway bench run --help` and `expressway bench compare --help` list all options.
+    `expressway bench run --help`, `bench show --help` and `bench compare --help` list all options.
     """
-    if action == "run" and not any(word == "--url" or word.startswith("--url=") for word in words):
-        words = ("--url", f"http://{_http_door(cluster)}/v1", *words)
+    if action == "run" and not _names(words, "--url") and not _names(words, "--grpc"):
+        grpc = _names(words, "--walk")  # token ids
+        door = ("--grpc", _door(cluster, "grpc")) if grpc else ("--url", f"http://{_door(cluster, 'http')}/v1")
+        words = (*door, *words)
     become("bench", action, *(("--json",) if as_json else ()), *words)
 
 
-def _http_door(cluster: str | None) -> str:
+def _names(words: tuple[str, ...], option: str) -> bool:
+    return any(word == option or word.startswith(f"{option}=") for word in words)
+
+
+def _door(cluster: str | None, name: str) -> str:
     env = dict(os.environ)
     cluster = the_cluster(cluster, env)
     found_cluster = read_cluster(cluster, env)
     if not found_cluster.get("ready"):
         raise RunDirError(f"cluster {cluster!r} is not ready yet")
-    return str(found_cluster["http"])
+    return str(found_cluster[name])

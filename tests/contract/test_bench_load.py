@@ -9,7 +9,7 @@ from aiohttp import web
 
 from bench.__main__ import run_main
 from bench.load import drive
-from bench.load.door import Server, ask
+from bench.load.door import Server
 from bench.load.workloads import WORKLOADS
 
 GAP_S = 0.002
@@ -97,10 +97,10 @@ async def served():
 
 
 async def one(url, max_tokens=8, timeout_s=60.0, key=None):
-    async with drive.client() as client:
-        server = Server(url, "fake", key)
+    server = Server(url, "fake", key)
+    async with server.client() as client:
         messages = [{"role": "user", "content": "x"}]
-        return await ask(client, server, messages, key="k", session="s", max_tokens=max_tokens, timeout_s=timeout_s)
+        return await server.ask(client, messages, key="k", session="s", max_tokens=max_tokens, timeout_s=timeout_s)
 
 
 async def test_an_answer_is_read_with_its_times_tokens_lane_and_counters(served):
@@ -161,7 +161,7 @@ async def test_an_agent_sends_its_conversation_back_and_waits_for_its_tool(serve
     fake = Fake()
     began = time.monotonic()
     url = await served(fake)
-    async with drive.client() as client:
+    async with Server(url, "fake").client() as client:
         agent = drive.Agent(work(url, "repository-fix"), client, 0)
         await agent.conversation(0, lambda: True)
     pauses = sum(turn.pause_s for turn in WORKLOADS["repository-fix"].turns[:-1]) * 0.02
@@ -183,7 +183,7 @@ async def test_an_agent_sends_its_conversation_back_and_waits_for_its_tool(serve
 async def test_branches_run_beside_each_other_in_sessions_of_their_own(served):
     fake = Fake()
     url = await served(fake)
-    async with drive.client() as client:
+    async with Server(url, "fake").client() as client:
         agent = drive.Agent(work(url, "repository-agents", 0.005), client, 0)
         await agent.conversation(0, lambda: True)
     assert len(set(fake.sessions)) == 4
@@ -216,6 +216,11 @@ async def test_reports_are_written_compared_with_themselves_and_refused_when_unl
     report = json.loads(capsys.readouterr().out)
     assert report["conditions"]["workload_digest"]
     assert str(tmp_path) not in json.dumps(report)
+    assert run_main(["show", b]) == 0
+    assert "| +1 |" in capsys.readouterr().out
+    assert run_main(["show", b, "--json", "--plots", str(tmp_path / "plots")]) == 0
+    assert json.loads(capsys.readouterr().out) == report
+    assert sorted(file.name for file in (tmp_path / "plots").iterdir()) == ["alone.png", "plus-1.png"]
     assert run_main(["compare", a, b]) == 0
     assert "between tokens" in capsys.readouterr().out
     assert run_main(["compare", a, a, "--json"]) == 0
@@ -251,7 +256,8 @@ async def test_a_server_that_wants_another_key_says_so(served, tmp_path, capsys)
     [(["run"], 2, "usage"), (["run", "--url", "http://127.0.0.1:1/v1"], 1, "unreachable"),
      (["run", "--url", "x", "--concurrency", "0"], 2, "usage"),
      (["run", "--url", "x", "--concurrency", "1,,2"], 2, "usage"),
-     (["compare", __file__, __file__], 1, "bad_report"), (["nothing"], 2, "usage")],
+     (["compare", __file__, __file__], 1, "bad_report"),
+     (["show", __file__], 1, "bad_report"), (["nothing"], 2, "usage")],
 )  # fmt: skip
 def test_failures_have_the_shape_of_all_commands(capsys, words, code, said):
     assert run_main(words) == code

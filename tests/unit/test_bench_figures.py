@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from bench.load.compare import SAME, Unlike, compare, ratio_of
 from bench.load.door import Reply
 from bench.load.drive import arrivals_s
 from bench.load.figures import Goals, figures, good, percentile, rows, slices
-from bench.load.runs import idle_lanes
+from bench.load.runs import Asked, idle_lanes
 from bench.load.workloads import WORKLOADS, digest, script
 
 # Frozen: another digest is other work, and earlier reports are not comparable with later ones any more.
@@ -149,6 +150,23 @@ def test_the_markdown_shows_every_reason_of_a_window_that_does_not_count():
     text = markdown.report(found)
     assert "(does not count)" in text
     assert "too short" in text
+
+
+def test_the_markdown_says_which_lanes_there_are():
+    lanes = {"lane-0": {"device": "cuda", "cache_bytes": 3 << 30}, "lane-1": {"device": "cpu", "cache_bytes": 0}}
+    server = {"model": "m", "url": "u", "lanes": lanes}
+    assert "Lanes: lane-0 cuda, cache 3.00 GiB; lane-1 cpu, cache 0.00 GiB." in markdown.report(
+        report() | {"server": server}
+    )
+
+
+def test_each_run_has_its_own_seconds_and_rules_or_those_of_all():
+    rules = (Rules(min_window_s=10.0), Rules(min_window_s=60.0))
+    asked = Asked("closed", (1, 2), (20.0, 75.0), 1.0, 1, rules, Goals(1.0, 1.0))
+    assert [asked.run(k).seconds for k in (0, 1)] == [(20.0,), (75.0,)]
+    assert [asked.run(k).rules[0].min_window_s for k in (0, 1)] == [10.0, 60.0]
+    alike = replace(asked, seconds=(9.0,), rules=rules[:1])
+    assert alike.run(0) == alike.run(1) == alike
 
 
 def test_lanes_that_wrote_nothing_are_named():

@@ -115,6 +115,19 @@ def test_help_loads_neither_torch_nor_ray():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_cluster_without_ray_needs_no_ray():
+    """It is 100 MB, and nothing of the local launcher, the coordinator or its doors is to ask for it."""
+    code = (
+        "import sys; sys.modules['ray'] = None\n"
+        "import coordinator.__main__, coordinator.cli.serve, coordinator.host.cluster, coordinator.frontdoor\n"
+        "import coordinator.page.live, coordinator.launchers\n"
+        "print(coordinator.launchers.open_launcher('local', None))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "LocalLauncher" in done.stdout
+
+
 def test_pack_inspect_and_verify_pass_output_and_exit_code_on(tmp_path):
     from bench.checkpoint import write_checkpoint
     from bench.tiny_model import PRESETS
