@@ -2,7 +2,10 @@
 
     park        from the seat (a GPU's memory with --device cuda) into the host's park pool, in the lane's idle steps
     again       the same after 300 tokens more: unchanged pages are not copied
-    restore     out of the pool into another lane's memory, digests checked, and into that lane's seat
+    restore     out of the pool, digests checked; restore_and_take: until another lane may compute on it in its seat
+    next        a conversation that nobody knows begins while another is in the seat, until it may compute there;
+                next_said: until the lane's thread has said all that
+    checkpoint  until what computes next may overwrite the state; checkpoint_said: of the lane's thread
     leave, take the seat, where it makes room for another conversation and comes back
     copy        the same bytes between a GPU and host memory in one piece: what the link gives
 
@@ -13,6 +16,7 @@ thread of this process. Not here: what conversations read again, and real lanes 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import sys
 import tempfile
@@ -26,7 +30,11 @@ import torch
 from bench.result import frame, write
 from bench.synthetic.shape import SHAPES
 from lanes.counters import Counters
+from lanes.device.arena import Arena
+from lanes.device.host import PinnedHost, staging_bytes
+from lanes.device.registered import Registered
 from lanes.models.qwen4_exp.spec import Spec
+from lanes.state.checkpoint import Checkpoint
 from lanes.state.conversations import Conversations
 from lanes.state.parking import Parking
 from lanes.state.pool import StatePool
@@ -38,6 +46,7 @@ from lanes.window import Window
 from shared_experts.park_server import ParkServer
 
 ADDED_TOKENS = 300
+WARM = 3  # conversations that take memory which the others find
 
 
 class Lane:
@@ -45,9 +54,13 @@ class Lane:
 
     def __init__(self, path: Path, shape: StateShape, tokens: int, device: str) -> None:
         self.counters = Counters()
+        budget_bytes = 4 * shape.bytes(tokens)
+        self.arena = Arena(budget_bytes, Registered() if device == "cuda" else None)
+        self.host = PinnedHost(self.arena, device, staging_bytes(SequenceState(shape, 1, device="meta").fixed()))
         self.park = Parking(path, Identity.of(b"f" * 32, shape), self.counters, clock=time.monotonic)
-        states = StatePool(shape, 4 * shape.bytes(tokens))
-        self.held, self.seat = Conversations(states, self.counters, self.park), Seat(shape, tokens, device)
+        states = StatePool(shape, budget_bytes, host=self.host)
+        self.held = Conversations(states, self.counters, self.park)
+        self.seat = Seat(shape, tokens, device, self.host)
 
     def read(self, prompt: Sequence[int], room: int) -> tuple[SequenceState, float]:
         """The conversation as if it had read the prompt, in its seat; and the milliseconds until what was known was."""
@@ -70,6 +83,33 @@ class Lane:
         self.held.end(begun.slot)
         return state, took_ms
 
+    def turn_to(self, prompt: Sequence[int], room: int) -> dict[str, float]:
+        """Milliseconds until a conversation that nobody knows may compute in the seat, and of this thread."""
+        began = time.perf_counter()
+        begun = self.held.begin(prompt, room, b"")
+        self.seat.take(self.held.pool[begun.slot])
+        said_ms = (time.perf_counter() - began) * 1e3
+        _computed(self.seat.home)
+        ready_ms = (time.perf_counter() - began) * 1e3
+        self.held.end(begun.slot)
+        return {"next": ready_ms, "next_said": said_ms}
+
+    def checkpoint(self, state: SequenceState) -> dict[str, float]:
+        """The same of a checkpoint."""
+        _wait(self.seat.home)
+        began = time.perf_counter()
+        kept = Checkpoint.of(state)
+        said_ms = (time.perf_counter() - began) * 1e3
+        _computed(self.seat.home)
+        ready_ms = (time.perf_counter() - began) * 1e3
+        assert all(torch.equal(x.cpu(), y) for x, y in zip(state.fixed(), kept.tensors, strict=True))
+        return {"checkpoint": ready_ms, "checkpoint_said": said_ms}
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self.park.close()
+        self.arena.close()
+
     def settle(self) -> float:
         """Milliseconds of parking what waits."""
         before = self.counters.park_ns
@@ -81,6 +121,12 @@ class Lane:
 def _wait(state: SequenceState) -> None:
     if any(tensor.is_cuda for tensor in state.fixed()):
         torch.cuda.synchronize()
+
+
+def _computed(home: SequenceState) -> None:
+    """Until what computes may go on: copies beside it are not waited for."""
+    if any(tensor.is_cuda for tensor in home.fixed()):
+        torch.cuda.current_stream().synchronize()
 
 
 def timed_ms(run: Callable[[], object], home: SequenceState) -> float:
@@ -97,26 +143,26 @@ def equal(a: SequenceState, b: SequenceState, tokens: int) -> bool:
     return all(torch.equal(x.cpu(), y.cpu()) for x, y in zip(a.rows(0, tokens), b.rows(0, tokens), strict=True))
 
 
-def once(shape: StateShape, tokens: int, device: str, folder: Path, pool_bytes: int) -> dict[str, float]:
-    """One conversation's way; AssertionError where a bit was lost."""
-    room, prompt = tokens + 2 * ADDED_TOKENS, [n % 50_000 for n in range(tokens)]
-    with ParkServer(folder / "park.sock", pool_bytes) as server:
-        a, b = (Lane(Path(server.path), shape, room, device) for _ in range(2))
-        found: dict[str, float] = {}
-        state, _ = a.read(prompt, room)
-        found["park"] = a.settle()
-        longer = [*prompt, *range(ADDED_TOKENS)]
-        state, _ = a.read(longer, room)
-        found["again"] = a.settle()
-        back, found["restore_and_take"] = b.read([*longer, 7], room)
-        assert b.counters.restores == 1, "it was not restored"
-        found["restore"] = b.counters.restore_ns / 1e6
-        assert equal(state, back, len(longer)), "other bits came back"
-        found["leave"] = timed_ms(a.seat.leave, a.seat.home)
-        found["take"] = timed_ms(lambda: a.seat.take(state), a.seat.home)
-        assert equal(state, back, len(longer)), "other bits came back to the seat"
-        for lane in (a, b):
-            lane.park.close()
+def once(a: Lane, b: Lane, tokens: int, first: int) -> dict[str, float]:
+    """One conversation's way, of tokens that no other has; AssertionError where a bit was lost."""
+    room, prompt = tokens + 2 * ADDED_TOKENS, [(first + n) % 50_000 for n in range(tokens)]
+    restores, found = b.counters.restores, dict[str, float]()
+    state, _ = a.read(prompt, room)
+    found["park"] = a.settle()
+    longer = [*prompt, *range(ADDED_TOKENS)]
+    state, _ = a.read(longer, room)
+    found["again"] = a.settle()
+    before_ns = b.counters.restore_ns
+    back, found["restore_and_take"] = b.read([*longer, 7], room)
+    assert b.counters.restores == restores + 1, "it was not restored"
+    found["restore"] = (b.counters.restore_ns - before_ns) / 1e6
+    assert equal(state, back, len(longer)), "other bits came back"
+    found |= a.checkpoint(state)
+    found["leave"] = timed_ms(a.seat.leave, a.seat.home)
+    found["take"] = timed_ms(lambda: a.seat.take(state), a.seat.home)
+    assert equal(state, back, len(longer)), "other bits came back to the seat"
+    found |= a.turn_to([first % 50_000] * 100, 400)
+    assert equal(state, back, len(longer)), "other bits left the seat"
     return found
 
 
@@ -152,11 +198,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     shape = spec.state_shape(torch.bfloat16)
     size_bytes, device = shape.bytes(options.tokens), options.device
     found: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory() as name:
-        for number in range(options.repeats + 1):  # the first one takes memory that the others find
-            (folder := Path(name) / str(number)).mkdir(mode=0o700)
-            found.append(once(shape, options.tokens, device, folder, 3 * size_bytes))
-    figures = {key: statistics.median(one[key] for one in found[1:]) for key in found[0]}
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        server = stack.enter_context(ParkServer(Path(name) / "park.sock", 2 * size_bytes + 8 * shape.fixed_bytes()))
+        room = options.tokens + 2 * ADDED_TOKENS
+        a, b = (Lane(Path(server.path), shape, room, device) for _ in range(2))
+        for lane in (a, b):
+            stack.callback(lane.close)
+        for number in range(WARM + options.repeats):
+            found.append(once(a, b, options.tokens, number * 1000))
+            for lane in (a, b):
+                lane.held.forget()
+    figures = {key: statistics.median(one[key] for one in found[WARM:]) for key in found[0]}
     if device == "cuda":
         figures |= copies(size_bytes, device)
     result = frame(
@@ -166,7 +218,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     "state_bytes": size_bytes, "repeats": options.repeats},
         packages=("torch", "xxhash"),
     )  # fmt: skip
-    rates = {key: round(size_bytes / 1e6 / ms, 2) for key, ms in figures.items() if key != "again"}
+    whole = ("park", "restore", "restore_and_take", "leave", "take", "copy_to_host", "copy_back")
+    rates = {key: round(size_bytes / 1e6 / figures[key], 2) for key in whole if key in figures}
     rounded = {key: round(ms, 2) for key, ms in figures.items()}
     write({**result, "milliseconds": rounded, "gigabytes_per_s": rates}, options.out)
     return 0

@@ -7,6 +7,7 @@ Invariant: what the lane takes of VRAM was planned before the first weight is lo
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import numpy as np
 import structlog
@@ -15,8 +16,11 @@ import torch
 from lanes import limits
 from lanes.chunk import Chunk, Layer, of_device, rows_that_fit
 from lanes.device import cuda
+from lanes.device.arena import Arena
 from lanes.device.budget import Needs, VramPlan, plan
+from lanes.device.host import PinnedHost, staging_bytes
 from lanes.device.pin import PinnedRegion
+from lanes.device.registered import Registered
 from lanes.errors import CudaUnavailable
 from lanes.experts.cache import ExpertCache
 from lanes.experts.gpu.experts import GpuExperts
@@ -38,6 +42,7 @@ from lanes.pace import FEW_ROWS, MANY_ROWS, pace_of, timed
 from lanes.parts import Opened, Parts
 from lanes.runner import Runner
 from lanes.state.pool import StatePool
+from lanes.state.sequence import SequenceState
 from shared_experts.attach import AttachedRegion
 from shared_experts.manifest import ExpertsInfo, Manifest
 from shared_experts.row_reader import cache_bytes
@@ -72,9 +77,10 @@ def cuda_parts(opened: Opened) -> Parts:
     context_tokens = opened.context_tokens(spec)
     shape = spec.state_shape(DTYPES[opened.pack.manifest.dense_dtype], drafts=opened.draft_layer)
     seat_bytes = shape.bytes(context_tokens)
+    kept_bytes = staging_bytes(SequenceState(shape, 1, device="meta").fixed())
     records = DeviceRegion(opened.region, pinned)
     measured = _layer_pace(records, info, spec.experts_per_token, device.device)
-    divided, chunk = divide(opened, spec, seat_bytes, measured)
+    divided, chunk = divide(opened, spec, seat_bytes + kept_bytes, measured)
     cuda.limit(device, divided.most_allocated_bytes)
     slots = DeviceSlots(divided.slots, info.record_bytes, device.device)
     cache = ExpertCache(records, info, divided.cache_bytes, opened.cache_policy, counters, slots)
@@ -89,7 +95,10 @@ def cuda_parts(opened: Opened) -> Parts:
         drafts=opened.draft_layer,
     )
     assert isinstance(inner, Qwen4Exp)
-    model = GpuQwen4Exp(inner, experts, context_tokens)
+    # The sequence that runs has its state in VRAM; those that wait lie in host memory, as do checkpoints.
+    budget_bytes = seat_bytes + config.state_budget_bytes
+    host = PinnedHost(_arena(opened, budget_bytes), device.device, kept_bytes)
+    model = GpuQwen4Exp(inner, experts, context_tokens, host=host)
     if config.prefill_routing == "vram":
         model.near = inner.near = Near(experts.resident, counters)
     # What the driver counts beside torch's part: the context, kernels and graphs (on a GPU of this lane alone).
@@ -99,14 +108,25 @@ def cuda_parts(opened: Opened) -> Parts:
         "windows_captured", allocated=torch.cuda.memory_allocated(), reserved=reserved_bytes,
         beside_torch=total_bytes - free_bytes - reserved_bytes, planned_beside_torch=limits.CUDA_CONTEXT_BYTES,
     )  # fmt: skip
-    # The sequence that runs has its state in VRAM; those that wait lie in host memory, as do checkpoints.
-    states = StatePool(model.state_shape, seat_bytes + config.state_budget_bytes, slots=limits.MAX_RESIDENTS)
+    states = StatePool(model.state_shape, budget_bytes, slots=limits.MAX_RESIDENTS, host=host)
     most_rows = min(MANY_ROWS, chunk.rows, context_tokens // 2)
 
     def windows_up_to(runner: Runner) -> int:
         return _reading(opened, experts, cache, measured, rates, runner, spec.vocab, most_rows)
 
     return Parts(kernel, experts, model, states, context_tokens, cache, chunk, windows_up_to)
+
+
+def _arena(opened: Opened, size_bytes: int) -> Arena:
+    """Of states that wait, all of it from the start."""
+    began_s = time.monotonic()
+    registered = Registered()
+    opened.stack.callback(registered.close)
+    arena = Arena(size_bytes, registered)
+    opened.stack.callback(arena.close)
+    seconds = round(time.monotonic() - began_s, 3)
+    _log.info("state_memory", bytes=arena.size_bytes, pinned=arena.pinned, seconds=seconds)
+    return arena
 
 
 def _rows_ahead_bytes(manifest: Manifest, chunk_rows: int) -> int:

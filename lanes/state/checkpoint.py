@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lanes.state.host import Arrival, Host
 from lanes.state.sequence import SequenceState
 
 
@@ -18,29 +19,40 @@ class Checkpoint:
     """The state after `position` tokens. `holders` counts the sequences that have it."""
 
     position: int
-    tensors: tuple[torch.Tensor, ...]
     waiting: int  # of a draft layer
+    host: Host  # whose memory it is in
+    arrival: Arrival
+    kept: tuple[torch.Tensor, ...]  # to be read on the CPU once they arrived
     holders: int = 0
     digest: bytes = b""  # of its bytes, once they were parked
 
     @classmethod
     def of(cls, state: SequenceState) -> Checkpoint:
-        """A copy of where the state is now."""
+        """A copy of where the state is now, in host memory, where everything that waits lies."""
         assert not state.broken, "a state that a pass left half-advanced is no state"
         waiting = state.draft.waiting if state.draft else 0
-        # In host memory, where everything that waits lies.
-        return cls(state.length, tuple(tensor.to("cpu", copy=True) for tensor in state.fixed()), waiting)
+        kept, arrival = state.host.keep(state.fixed())
+        return cls(state.length, waiting, state.host, arrival, kept)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """In the order of `SequenceState.fixed`."""
+        self.arrival.wait()
+        return self.kept
 
     def into(self, state: SequenceState) -> None:
         """Takes the state back, or on, to this position; its rows before it must be these tokens'."""
-        for tensor, kept in zip(state.fixed(), self.tensors, strict=True):
-            tensor.copy_(kept)
+        if state.seated:
+            self.arrival.before_compute()
+        else:
+            self.arrival.wait()
+        state.host.back(list(zip(state.fixed(), self.kept, strict=True)))
         if state.draft is not None:
             state.draft.waiting = self.waiting
         state.length, state.broken = self.position, False
 
     def erase(self) -> None:
-        """Zeroes it; nobody holds it any more."""
+        """Nobody holds it any more."""
         assert self.holders == 0
-        for tensor in self.tensors:
-            tensor.zero_()
+        for tensor in self.kept:
+            self.host.wipe(tensor)

@@ -225,7 +225,7 @@ class Parking:
         if mark is None or not np.array_equal(header.ids[:tokens], prompt[:tokens]):
             raise SnapshotRefused("not a prefix of the prompt")
         state, whole = resident.state, header.ids.shape[0]
-        if mark.waiting > (state.draft.streams.shape[0] if state.draft else 0):
+        if mark.waiting > (state.shape.draft.waiting_rows if state.shape.draft else 0):
             raise SnapshotRefused("more tokens wait than can")
         names = header.pages[: -(-tokens // limits.PAGE_TOKENS)]
         places = client.where(number, [*names, mark.digest])

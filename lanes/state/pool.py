@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from lanes.state.errors import NoFreeSlot, StateBudgetExceeded, UnknownSlot
+from lanes.state.host import Host
 from lanes.state.pages import PageMemory
 from lanes.state.sequence import Allocate, SequenceState
 from lanes.state.shape import StateShape
@@ -47,10 +48,12 @@ class StatePool(Mapping[int, SequenceState]):
         device: torch.device | str = "cpu",
         allocate: Allocate | None = None,
         paged: bool = False,
+        host: Host | None = None,
     ) -> None:
+        """With `host`, states have their memory from there."""
         self.shape, self.budget_bytes, self.slots = shape, budget_bytes, slots
         self._memory = PageMemory.of(shape) if paged else None
-        self._device, self._allocate = device, allocate
+        self._device, self._allocate, self._host = device, allocate, host
         self._open: dict[int, SequenceState] = {}
         self._beside_bytes = 0  # charged for checkpoints
 
@@ -71,7 +74,9 @@ class StatePool(Mapping[int, SequenceState]):
         slot = next((s for s in range(self.slots) if s not in self._open), None)
         if slot is None:
             raise NoFreeSlot(f"all {self.slots} slots hold sequences")
-        state = SequenceState(self.shape, max_tokens, device=self._device, allocate=self._allocate, memory=self._memory)
+        state = SequenceState(
+            self.shape, max_tokens, device=self._device, allocate=self._allocate, memory=self._memory, host=self._host
+        )
         if branch is not None:
             state.take_over(branch.root, branch.settled, branch.tokens)
         self._open[slot] = state

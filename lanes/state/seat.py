@@ -5,7 +5,8 @@ sequence takes the seat before it runs and keeps it, running or not, until anoth
 host memory, with room for the tokens it has. While seated its tensors *are* the seat's, so everything else
 (checkpoints, snapshots, copies) sees one state wherever it is.
 
-Not here: who runs. Invariants: one occupant; memory that a sequence leaves was zeroed.
+Not here: who runs, how bytes move (host). Invariants: one occupant; memory that a sequence leaves is zeroed, and what
+computes next finds that done.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import weakref
 
 import torch
 
-from lanes.state.sequence import SequenceState
+from lanes.state.host import HERE, PLAIN, Host
+from lanes.state.sequence import AttentionState, SequenceState
 from lanes.state.shape import StateShape
 
 
 class Seat:
     """Allocates everything at once. `home` has the tensors; its own length means nothing."""
 
-    def __init__(self, shape: StateShape, capacity_tokens: int, device: torch.device | str) -> None:
+    def __init__(self, shape: StateShape, capacity_tokens: int, device: torch.device | str, host: Host = PLAIN) -> None:
         self.home = SequenceState(shape, capacity_tokens, device=device)
         self.home.reserve(capacity_tokens)
         for tensor in self.home.rows(0, capacity_tokens):
             tensor.zero_()
+        self._host = host
         self._occupant: weakref.ref[SequenceState] | None = None
 
     @property
@@ -39,15 +42,23 @@ class Seat:
             return
         assert state.capacity_tokens <= self.home.capacity_tokens, "the seat is as long as the longest sequence"
         self.leave()
-        for layer, mine in self.home.attention.items():
-            its = state.attention[layer]
-            for each in mine.shape.growing():
-                new, old = getattr(mine, each.name), getattr(its, each.name)
-                new[..., : old.shape[-2], :].copy_(old)
-                old.zero_()
-                setattr(its, each.name, new)
-        self._move(self.home, state)
-        state.seated = True
+        state.arrival.before_compute()
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for holder, home, name in _growing(state, self.home):
+            new, old = getattr(home, name), getattr(holder, name)
+            pairs.append((new[..., : old.shape[-2], :], old))
+            setattr(holder, name, new)
+        for part, its_home, name in _fixed(state, self.home):
+            new, old = getattr(its_home, name), getattr(part, name)
+            if state.blank:
+                new.zero_()
+            else:
+                pairs.append((new, old))
+            setattr(part, name, new)
+        self._host.back(pairs)
+        for _, old in pairs:
+            self._host.wipe(old)
+        state.blank, state.home, state.arrival = False, self._host, HERE
         self._occupant = weakref.ref(state)
 
     def leave(self) -> None:
@@ -56,27 +67,37 @@ class Seat:
         if state is None:
             return
         rows = state.allocated_tokens
-        for attention in state.attention.values():
-            for each in attention.shape.growing():
-                old, kept = getattr(attention, each.name), each.rows(0, rows)
-                new = torch.empty(each.size(kept.stop), dtype=each.dtype)
-                new.copy_(old[..., kept, :])
-                old.zero_()
-                setattr(attention, each.name, new)
-        self._move(SequenceState(state.shape, state.capacity_tokens), state)
-        state.seated = False
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for holder, home, name in _growing(state, self.home):
+            each = next(each for each in holder.shape.growing() if each.name == name)
+            old, kept = getattr(home, name), each.rows(0, rows)
+            pairs.append((self._host.allocate(each.size(kept.stop), each.dtype), old[..., kept, :]))
+            setattr(holder, name, pairs[-1][0])
+        for part, its_home, name in _fixed(state, self.home):
+            old = getattr(its_home, name)
+            pairs.append((self._host.allocate(tuple(old.shape), old.dtype), old))
+            setattr(part, name, pairs[-1][0])
+        state.arrival, state.home = self._host.out(pairs), None
+        state.arrival.before_compute()
+        for tensor in (*self.home.rows(0, self.home.capacity_tokens), *self.home.fixed()):
+            tensor.zero_()
 
-    @staticmethod
-    def _move(to: SequenceState, state: SequenceState) -> None:
-        """Fixed parts of `state` become the tensors of `to`, with its values; the old ones are zeroed."""
-        pairs: list[tuple[object, object, str]] = []
-        for layer, recurrent in state.recurrent.items():
-            pairs += [(recurrent, to.recurrent[layer], name) for name in ("matrix", "conv")]
-        pairs += [(ngram, to.ngram[layer], "conv") for layer, ngram in state.ngram.items()]
-        if state.draft is not None:
-            pairs.append((state.draft, to.draft, "streams"))
-        for its, new_holder, name in pairs:
-            new, old = getattr(new_holder, name), getattr(its, name)
-            new.copy_(old)
-            old.zero_()
-            setattr(its, name, new)
+
+def _growing(state: SequenceState, home: SequenceState) -> list[tuple[AttentionState, AttentionState, str]]:
+    """(its holder, the seat's, name) of every growing buffer."""
+    return [
+        (its, home.attention[layer], each.name)
+        for layer, its in state.attention.items()
+        for each in its.shape.growing()
+    ]
+
+
+def _fixed(state: SequenceState, home: SequenceState) -> list[tuple[object, object, str]]:
+    """The same of every tensor of fixed size that lies where the seat does."""
+    found: list[tuple[object, object, str]] = []
+    for layer, recurrent in state.recurrent.items():
+        found += [(recurrent, home.recurrent[layer], name) for name in ("matrix", "conv")]
+    found += [(ngram, home.ngram[layer], "conv") for layer, ngram in state.ngram.items()]
+    if state.draft is not None:
+        found.append((state.draft, home.draft, "streams"))
+    return found

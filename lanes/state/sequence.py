@@ -18,6 +18,7 @@ import torch
 
 from lanes.state import int8
 from lanes.state.errors import CapacityExceeded
+from lanes.state.host import HERE, PLAIN, Host
 from lanes.state.pages import PagedRows, PageMemory
 from lanes.state.shape import AttentionShape, DraftShape, NgramShape, RecurrentShape, StateShape
 from lanes.state.trial import Trial
@@ -31,7 +32,8 @@ class AttentionState:
     """Keys, values and index keys of one attention layer: a buffer for each of `shape.growing()`, under its name."""
 
     __slots__ = (
-        "_allocate", "_paged", "block_keys", "key_scales", "keys", "raw_index_keys", "shape", "value_scales", "values",
+        "_allocate", "_paged", "_wipe", "block_keys", "key_scales", "keys", "raw_index_keys", "shape", "value_scales",
+        "values",
     )  # fmt: skip
     keys: torch.Tensor  # [KV, rows, D]
     values: torch.Tensor  # [KV, rows, D]
@@ -41,9 +43,14 @@ class AttentionState:
     block_keys: torch.Tensor  # [rows / r, J], normed and rotated
 
     def __init__(
-        self, shape: AttentionShape, allocate: Allocate, memory: PageMemory | None = None, most_tokens: int = 0
+        self,
+        shape: AttentionShape,
+        allocate: Allocate,
+        memory: PageMemory | None = None,
+        most_tokens: int = 0,
+        wipe: Callable[[torch.Tensor], object] = torch.Tensor.zero_,
     ) -> None:
-        self.shape, self._allocate = shape, allocate
+        self.shape, self._allocate, self._wipe = shape, allocate, wipe
         self._paged: dict[str, PagedRows] = {}  # by name; empty: buffers of this sequence alone
         for each in shape.growing():
             if memory is not None:
@@ -66,7 +73,7 @@ class AttentionState:
             kept = each.rows(0, used)
             new[..., kept, :] = old[..., kept, :]
             setattr(self, each.name, new)
-            old.zero_()  # freed memory holds nobody's state
+            self._wipe(old)  # freed memory holds nobody's state
 
     def take_over(self, source: AttentionState, settled: int, tokens: int) -> None:
         """A state without rows gets another's first `tokens`: whole pages of those before `settled` are shared, where
@@ -99,7 +106,7 @@ class AttentionState:
                 buffer.close()
                 setattr(self, each.name, buffer.tensor)
             else:
-                getattr(self, each.name).zero_()
+                self._wipe(getattr(self, each.name))
 
     def of(self, first: int, end: int) -> tuple[torch.Tensor, ...]:
         """Views of what tokens first..end-1 have here; a block key goes with its block's last token."""
@@ -129,6 +136,10 @@ class AttentionState:
     def nbytes(self) -> int:
         """Bytes allocated."""
         return sum(t.nbytes for t in self.of(0, self.rows))
+
+
+def _nothing(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype)
 
 
 def _rows(x: torch.Tensor, which: slice | torch.Tensor) -> torch.Tensor:
@@ -190,8 +201,8 @@ class SequenceState:
     """All layers' state of one sequence; `length` tokens are in it."""
 
     __slots__ = (
-        "__weakref__", "attention", "broken", "capacity_tokens", "context_ids", "draft", "length", "ngram", "recurrent",
-        "seated", "shape", "trial",
+        "__weakref__", "_host", "arrival", "attention", "blank", "broken", "capacity_tokens", "context_ids", "draft",
+        "home", "length", "ngram", "recurrent", "shape", "trial",
     )  # fmt: skip
 
     def __init__(
@@ -202,8 +213,13 @@ class SequenceState:
         device: torch.device | str = "cpu",
         allocate: Allocate | None = None,
         memory: PageMemory | None = None,
+        host: Host | None = None,
     ) -> None:
-        """With `memory`, rows are in pages that others may share; else in buffers of this sequence alone."""
+        """With `memory`, rows are in pages that others may share; else in buffers of this sequence alone.
+
+        With `host`, it has its memory from there, and tensors of fixed size only once something is in them: where a
+        `Seat` is taken first, they are the seat's.
+        """
         if not 1 <= capacity_tokens <= shape.max_tokens:
             raise CapacityExceeded(capacity_tokens, shape.max_tokens)
         if allocate is None:
@@ -211,15 +227,21 @@ class SequenceState:
             def allocate(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
                 return torch.empty(size, dtype=dtype, device=device)
 
-        self.shape, self.capacity_tokens = shape, capacity_tokens
-        self.seated = False  # its tensors are those of a `Seat`
+        self.shape, self.capacity_tokens, self._host = shape, capacity_tokens, host or PLAIN
+        self.home: Host | None = None  # its tensors are those of a `Seat` with this way to host memory
+        self.arrival = HERE  # when what came out of a seat may be read on the CPU
+        self.blank = host is not None  # zero, and not even there
+        if host is not None:
+            allocate = host.allocate
         self.attention = {
-            layer: AttentionState(s, allocate, memory, shape.max_tokens) for layer, s in shape.attention.items()
+            layer: AttentionState(s, allocate, memory, shape.max_tokens, self._host.wipe)
+            for layer, s in shape.attention.items()
         }
-        self.recurrent = {layer: RecurrentState(s, allocate) for layer, s in shape.recurrent.items()}
-        self.ngram = {layer: NgramState(s, allocate) for layer, s in shape.ngram.items()}
+        fixed = _nothing if self.blank else allocate
+        self.recurrent = {layer: RecurrentState(s, fixed) for layer, s in shape.recurrent.items()}
+        self.ngram = {layer: NgramState(s, fixed) for layer, s in shape.ngram.items()}
         self.context_ids = torch.empty(shape.context_ids, dtype=torch.int64)  # on the CPU, oldest first
-        self.draft = DraftState(shape.draft, allocate) if shape.draft else None
+        self.draft = DraftState(shape.draft, fixed) if shape.draft else None
         self.reset()
 
     def reset(self) -> None:
@@ -240,12 +262,13 @@ class SequenceState:
         """Zeroes every buffer, so that freed memory holds nobody's state; the sequence is empty then."""
         for attention in self.attention.values():
             attention.erase()
-        for tensor in self.fixed():
-            tensor.zero_()
+        for tensor in self._tensors():
+            self.host.wipe(tensor)
         self.reset()
 
     def take_over(self, source: SequenceState, settled: int, tokens: int) -> None:
         """An empty state gets another's rows of its first `tokens`, of which those from `settled` on may be written."""
+        source.arrival.wait()
         for layer, attention in self.attention.items():
             attention.take_over(source.attention[layer], settled, tokens)
 
@@ -260,14 +283,42 @@ class SequenceState:
 
     def rows(self, first: int, end: int) -> list[torch.Tensor]:
         """Views of what tokens first..end-1 have in the growing buffers, layer by layer."""
+        self.arrival.wait()
         return [view for attention in self.attention.values() for view in attention.of(first, end)]
 
     def fixed(self) -> list[torch.Tensor]:
         """The tensors of fixed size, which each token overwrites; a draft layer's count of waiting tokens is beside."""
+        self.arrival.wait()
+        if self.blank:
+            self._fill_in()
+        return self._tensors()
+
+    def _tensors(self) -> list[torch.Tensor]:
         tensors = [t for recurrent in self.recurrent.values() for t in (recurrent.matrix, recurrent.conv)]
         tensors += [ngram.conv for ngram in self.ngram.values()]
         tensors.append(self.context_ids)
         return tensors + ([self.draft.streams, self.draft.ids] if self.draft else [])
+
+    def _fill_in(self) -> None:
+        """Something will be in the tensors of fixed size before a seat is taken."""
+        self.blank = False
+        for layer, recurrent in self.shape.recurrent.items():
+            self.recurrent[layer] = RecurrentState(recurrent, self._host.allocate)
+        for layer, ngram in self.shape.ngram.items():
+            self.ngram[layer] = NgramState(ngram, self._host.allocate)
+        if self.draft is not None and self.shape.draft is not None:
+            self.draft = DraftState(self.shape.draft, self._host.allocate)
+        self.reset()
+
+    @property
+    def host(self) -> Host:
+        """Where it is kept while it waits."""
+        return self.home or self._host
+
+    @property
+    def seated(self) -> bool:
+        """Whether its tensors are those of a `Seat`."""
+        return self.home is not None
 
     @property
     def allocated_tokens(self) -> int:

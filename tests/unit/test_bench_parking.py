@@ -15,7 +15,18 @@ def test_a_conversation_goes_its_whole_way(tmp_path, capsys):
     options = ["--device", "cpu", "--scale", "small", "--tokens", "300", "--repeats", "1", "--out", str(out)]
     assert parking.main(options) == 0
     result = json.loads(out.read_text())
-    assert set(result["milliseconds"]) == {"park", "again", "restore_and_take", "restore", "leave", "take"}
+    assert set(result["milliseconds"]) == {
+        "park",
+        "again",
+        "restore_and_take",
+        "restore",
+        "leave",
+        "take",
+        "next",
+        "next_said",
+        "checkpoint",
+        "checkpoint_said",
+    }
     assert min(result["milliseconds"].values()) > 0
     assert json.loads(capsys.readouterr().out) == result
 

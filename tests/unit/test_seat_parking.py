@@ -7,12 +7,17 @@ import pytest
 
 from lanes import limits
 from lanes.counters import Counters
+from lanes.device.arena import Arena
+from lanes.device.host import PinnedHost, staging_bytes
 from lanes.state.conversations import Conversations
+from lanes.state.host import PLAIN, Host
 from lanes.state.parking import Parking
 from lanes.state.pool import StatePool
 from lanes.state.seat import Seat
+from lanes.state.sequence import SequenceState
 from lanes.state.snapshot import Identity
 from shared_experts.park_server import ParkServer
+from tests.fakes.late_host import LateHost
 from tests.fakes.states import SHAPE, fresh, read, same
 from tests.unit.test_conversations import feed
 
@@ -23,11 +28,11 @@ IDENTITY = Identity.of(b"f" * 32, SHAPE)
 class Lane:
     """As a lane on a GPU has them: whoever runs takes the seat and keeps it."""
 
-    def __init__(self, path, kept_tokens: int) -> None:
+    def __init__(self, path, kept_tokens: int, host: Host = PLAIN) -> None:
         self.counters = Counters()
         self.park = Parking(path, IDENTITY, self.counters, clock=time.monotonic)
-        pool = StatePool(SHAPE, SHAPE.bytes(CONTEXT) + kept_tokens * 200)
-        self.held, self.seat = Conversations(pool, self.counters, self.park), Seat(SHAPE, CONTEXT, "cpu")
+        pool = StatePool(SHAPE, SHAPE.bytes(CONTEXT) + kept_tokens * 200, host=None if host is PLAIN else host)
+        self.held, self.seat = Conversations(pool, self.counters, self.park), Seat(SHAPE, CONTEXT, "cpu", host)
 
     def turn(self, prompt: list[int], answer: list[int], marks: tuple[int, ...] = ()) -> int:
         """A whole generation; the tokens that were known."""
@@ -55,14 +60,24 @@ class Lane:
         raise AssertionError("never idle")
 
 
-@pytest.fixture
-def lanes(tmp_path, monkeypatch):
+@pytest.fixture(params=["plain", "late", "pinned"])
+def lanes(tmp_path, monkeypatch, request):
+    """Host memory as on a CPU; whose copies come as late as they may; as on a GPU, played on the CPU."""
     monkeypatch.setattr(limits, "PAGE_TOKENS", 16)
+    arenas = [Arena(1 << 18, None) for _ in range(2 * (request.param == "pinned"))]
+    kept_bytes = staging_bytes(SequenceState(SHAPE, 1).fixed())
+    hosts = {
+        "plain": [PLAIN, PLAIN],
+        "late": [LateHost(), LateHost()],
+        "pinned": [PinnedHost(arena, "cpu", kept_bytes) for arena in arenas],
+    }[request.param]
     with ParkServer(tmp_path / "park.sock", 4 << 20, segment_bytes=512) as server:
-        made = [Lane(server.path, kept_tokens=300) for _ in range(2)]
+        made = [Lane(server.path, 300, host) for host in hosts]
         yield made
         for lane in made:
             lane.park.close()
+    for arena in arenas:
+        arena.close()
 
 
 def ids(rng: np.random.Generator, count: int) -> list[int]:

@@ -30,6 +30,7 @@ from lanes.models.qwen4_exp.gpu.window import DecodeWindow
 from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.rows import Rotary, check
 from lanes.state.commit import shift
+from lanes.state.host import PLAIN, Host
 from lanes.state.seat import Seat
 from lanes.state.sequence import SequenceState
 from lanes.state.trial import Trial
@@ -57,12 +58,17 @@ class WindowExperts(Experts, Launches, Protocol):
 class GpuQwen4Exp:
     """Implements `lanes.models.Model` over a loaded one whose weights are on the device."""
 
-    def __init__(self, inner: Qwen4Exp, experts: WindowExperts, context_tokens: int, *, capture: bool = True) -> None:
-        """`capture`: windows are captured as graphs, which takes a GPU; else their launches are made one by one."""
+    def __init__(
+        self, inner: Qwen4Exp, experts: WindowExperts, context_tokens: int, *, capture: bool = True, host: Host = PLAIN
+    ) -> None:
+        """`capture`: windows are captured as graphs, which takes a GPU; else their launches are made one by one.
+
+        `host`: where states lie that are not in the seat.
+        """
         self.spec, self.state_shape, self.device, self.dtype = inner.spec, inner.state_shape, inner.device, inner.dtype
         self.near: Near | None = None  # as the inner model's, which runs a prompt's windows
         self._inner, self._experts = inner, experts
-        self.seat = Seat(inner.state_shape, context_tokens, inner.device)
+        self.seat = Seat(inner.state_shape, context_tokens, inner.device, host)
         on_gpu = inner.device.type == "cuda"
         self._window = DecodeWindow(inner, experts, self.seat)
         self._logits = torch.zeros(self._window.logits.shape, pin_memory=on_gpu)

@@ -1,0 +1,133 @@
+"""One piece of pinned host memory for the states that wait: taken at the start, cut into tensors, zeroed by a thread.
+
+    [ rows of A | fixed of A | checkpoint | free ........ | rows of B | being zeroed | free ]
+
+A tensor's place is free again once nothing refers to its memory and the thread has zeroed it. Where no place is large
+enough a tensor is plain memory: slower to copy, and as good. Not here: what is charged (pool), copies (host).
+
+Invariants: places never overlap; nobody gets a place that is not zero; whoever lets go waits for nothing.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import ctypes
+import math
+import mmap
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from lanes.device.registered import Registered
+
+ALIGNMENT_BYTES = 512
+ZEROED_AT_ONCE_BYTES = 4 << 20  # so that the memory's bandwidth is left to others in between
+NICE = 10
+_Work = tuple[int, int] | threading.Event | Callable[[], None] | None
+
+
+class Arena:
+    """`size_bytes` of memory, registered by `registered` where it can."""
+
+    def __init__(self, size_bytes: int, registered: Registered | None) -> None:
+        self.size_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._map = mmap.mmap(-1, max(self.size_bytes, mmap.PAGESIZE))
+        self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._map.madvise(mmap.MADV_DONTDUMP)
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        self._address = self._bytes.ctypes.data
+        self.pinned = registered is not None and registered.add(self._address, len(self._map))
+        self._registered = registered
+        self._lock = threading.Lock()
+        self._free: list[tuple[int, int]] = [(0, self.size_bytes)]  # (first, end), ascending, never adjacent
+        self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="state-arena", daemon=True)
+        self._thread.start()
+
+    @property
+    def free_bytes(self) -> int:
+        """That are zero and nobody's."""
+        with self._lock:
+            return sum(end - first for first, end in self._free)
+
+    def allocate(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed memory of the arena; plain memory with any contents where it has no place."""
+        size_bytes = math.prod(size) * dtype.itemsize
+        if not size_bytes:
+            return torch.empty(size, dtype=dtype)
+        first = self._take(size_bytes)
+        if first is None:
+            self.flush()
+            first = self._take(size_bytes)
+        if first is None:
+            return torch.empty(size, dtype=dtype)
+        view = self._bytes[first : first + size_bytes]
+        weakref.finalize(view, self._work.put, (first, size_bytes)).atexit = False
+        return torch.from_numpy(view).view(dtype).view(size)
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return 0 <= tensor.data_ptr() - self._address < self.size_bytes
+
+    def later(self, work: Callable[[], None]) -> None:
+        """The thread calls it, and lets go of what it refers to."""
+        self._work.put(work)
+
+    def flush(self) -> None:
+        """Until the thread has done what it was given."""
+        done = threading.Event()
+        self._work.put(done)
+        done.wait()
+
+    def close(self) -> None:
+        """Ends the thread and gives the registration back; tensors may live on."""
+        self._work.put(None)
+        self._thread.join()
+        if self.pinned and self._registered is not None:
+            self._registered.drop(self._address)
+
+    def _take(self, size_bytes: int) -> int | None:
+        """The first place that is large enough."""
+        size_bytes = _rounded(size_bytes)
+        with self._lock:
+            for at, (first, end) in enumerate(self._free):
+                if end - first >= size_bytes:
+                    left = (first + size_bytes, end)
+                    self._free[at : at + 1] = [left] if left[0] < end else []
+                    return first
+        return None
+
+    def _give(self, first: int, end: int) -> None:
+        with self._lock:
+            at = bisect.bisect(self._free, (first, end))
+            if at < len(self._free) and self._free[at][0] == end:
+                end = self._free.pop(at)[1]
+            if at and self._free[at - 1][1] == first:
+                at -= 1
+                first = self._free.pop(at)[0]
+            self._free.insert(at, (first, end))
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # nobody waits for it but who has no memory
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        while (work := self._work.get()) is not None:
+            if isinstance(work, threading.Event):
+                work.set()
+            elif callable(work):
+                work()
+            else:
+                first, size_bytes = work
+                for at in range(first, first + size_bytes, ZEROED_AT_ONCE_BYTES):
+                    part = min(ZEROED_AT_ONCE_BYTES, first + size_bytes - at)
+                    ctypes.memset(self._address + at, 0, part)  # without the interpreter's lock
+                self._give(first, first + _rounded(size_bytes))
+            del work
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

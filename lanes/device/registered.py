@@ -1,0 +1,54 @@
+"""Host memory that the GPU's copy engines read and write by themselves: registered with the driver, range by range.
+
+Not here: the shared region, which is registered for reading alone (pin), whose memory it is. Registering takes and
+pins every page of a range. Invariant: a range that `add` took stays registered until `drop` or `close`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from lanes.device.pin import LIBRARY, PAGE_BYTES, PORTABLE
+
+Load = Callable[[str], Any]
+
+
+class Registered:
+    """Ranges of whole pages by address. The calling thread must have the device's context."""
+
+    def __init__(self, load: Load = ctypes.CDLL) -> None:
+        self._load = load
+        self._library: Any = None
+        self._sizes: dict[int, int] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Registered now."""
+        return sum(self._sizes.values())
+
+    def add(self, address: int, size_bytes: int) -> bool:
+        """False where the driver refuses, or there is none: copies then go through its own buffers."""
+        assert address % PAGE_BYTES == size_bytes % PAGE_BYTES == 0, "only whole pages can be registered"
+        try:
+            if self._library is None:
+                self._library = self._load(LIBRARY)
+        except OSError:
+            return False
+        code = self._library.cuMemHostRegister_v2(
+            ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), ctypes.c_uint(PORTABLE)
+        )
+        if code == 0:
+            self._sizes[address] = size_bytes
+        return bool(code == 0)
+
+    def drop(self, address: int) -> None:
+        """A range is as any other memory again; no copy of it may be under way."""
+        if self._sizes.pop(address, None) is not None:
+            self._library.cuMemHostUnregister(ctypes.c_void_p(address))
+
+    def close(self) -> None:
+        """Drops all."""
+        for address in list(self._sizes):
+            self.drop(address)

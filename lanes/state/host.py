@@ -1,0 +1,60 @@
+"""Host memory of states that wait, and the way between it and the memory of a device.
+
+Here as every lane may have it: plain memory, and a copy is done once it was asked for. `lanes.device.host` has memory
+that a GPU copies from and to by itself, beside what computes. Not here: which state goes where (seat, checkpoint).
+
+Invariants: whoever reads on the CPU what came `out` has waited for it; what computes after `back` or
+`before_compute` finds what was copied; memory that is given back was zeroed, or is before anybody gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]  # (to, from), of equal shapes
+
+
+class Arrival:
+    """When a copy is there: here at once."""
+
+    def wait(self) -> None:
+        """Until the CPU may read it."""
+
+    def before_compute(self) -> None:
+        """What computes from here on comes after it."""
+
+
+HERE = Arrival()
+
+
+class Host:
+    """Plain memory."""
+
+    def allocate(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory with any contents."""
+        return torch.empty(size, dtype=dtype)
+
+    def wipe(self, tensor: torch.Tensor) -> None:
+        """Nobody reads it any more, and nobody ever will."""
+        tensor.zero_()
+
+    def out(self, pairs: Pairs) -> Arrival:
+        """Copies from a device after all that was computed there; what is computed next may overwrite the sources
+        only after `before_compute`."""
+        for to, source in pairs:
+            to.copy_(source)
+        return HERE
+
+    def back(self, pairs: Pairs) -> None:
+        """Copies to a device before what is computed next. The sources may be given back at once."""
+        for to, source in pairs:
+            to.copy_(source)
+
+    def keep(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], Arrival]:
+        """Copies in host memory; the tensors may be overwritten at once."""
+        return tuple(tensor.to("cpu", copy=True) for tensor in tensors), HERE
+
+
+PLAIN = Host()

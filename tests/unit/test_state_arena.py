@@ -1,0 +1,104 @@
+"""The arena: places that never overlap, are zero when they are given out, and come back when nothing refers to them."""
+
+import random
+import threading
+
+import pytest
+import torch
+
+from lanes.device.arena import ALIGNMENT_BYTES, Arena
+from lanes.device.registered import Registered
+from tests.unit.test_device_start import Driver
+
+
+@pytest.fixture
+def arena():
+    made = Arena(1 << 20, None)
+    yield made
+    made.close()
+
+
+def test_a_place_comes_back_zeroed(arena):
+    tensor = arena.allocate((3, 5), torch.float32)
+    assert tensor in arena
+    tensor.fill_(7)
+    view = tensor[1]
+    del tensor
+    arena.flush()
+    assert arena.free_bytes == (1 << 20) - ALIGNMENT_BYTES, "a view holds it"
+    del view
+    arena.flush()
+    assert arena.free_bytes == 1 << 20
+    assert not arena._bytes.any()
+
+
+def test_at_its_size_and_one_byte_over(arena):
+    whole = arena.allocate((1 << 20,), torch.uint8)
+    assert whole in arena
+    more = arena.allocate((1,), torch.uint8)
+    assert more not in arena
+    del whole
+    assert arena.allocate((1 << 20,), torch.uint8) in arena, "what is being zeroed is waited for"
+    assert arena.allocate(((1 << 20) + 1,), torch.uint8) not in arena
+    assert arena.allocate((0, 4), torch.float32).shape == (0, 4)
+
+
+def test_many_tensors_of_any_size_never_overlap(arena):
+    rng, held = random.Random(3), []
+    for number in range(3000):
+        if held and rng.random() < 0.5:
+            value, tensor = held.pop(rng.randrange(len(held)))
+            assert (tensor == value).all()
+        else:
+            tensor = arena.allocate((rng.randrange(1, 60_000),), torch.uint8)
+            if tensor in arena:
+                assert not tensor.any()
+            tensor.fill_(number % 251 + 1)
+            held.append((number % 251 + 1, tensor))
+    del tensor
+    held.clear()
+    arena.flush()
+    assert arena.free_bytes == 1 << 20
+    assert arena._free == [(0, 1 << 20)]
+
+
+def test_what_is_asked_for_later_comes_before_the_memory_goes(arena):
+    tensor, gate, seen = arena.allocate((64,), torch.uint8), threading.Event(), []
+    tensor.fill_(1)
+    held = [tensor]
+
+    def read() -> None:
+        gate.wait(60)
+        seen.append(held.pop()[0].item())
+
+    arena.later(read)
+    del tensor
+    gate.set()
+    arena.flush()  # the reading
+    arena.flush()  # the zeroing that it led to
+    assert seen == [1]
+    assert arena.free_bytes == 1 << 20
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_memory_that_a_driver_refuses_is_as_good(code):
+    driver = Driver(codes={"cuMemHostRegister_v2": code})
+    registered = Registered(load=lambda name: driver)
+    arena = Arena(1 << 16, registered)
+    assert arena.pinned == (code == 0)
+    assert [(size, flags) for _, size, flags in driver.registered] == [(1 << 16, 1)]
+    assert registered.bytes == (1 << 16) * (code == 0)
+    assert arena.allocate((16,), torch.uint8) in arena
+    arena.close()
+    assert code or driver.registered == []
+
+
+def test_without_a_driver_nothing_is_registered():
+    def load(name: str) -> None:
+        raise OSError(name)
+
+    registered = Registered(load=load)
+    assert not registered.add(1 << 20, 1 << 12)
+    registered.drop(1 << 20)
+    registered.close()
+    assert registered.bytes == 0
