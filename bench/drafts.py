@@ -75,7 +75,10 @@ class Forced(ModelRunner):
             return logits
         out = np.zeros_like(logits)
         for row, place in enumerate(window.positions[window.want_logits].tolist()):
-            out[row, self.known[place + 1]] = 20.0
+            if window.best:
+                out[row] = self.known[place + 1]
+            else:
+                out[row, self.known[place + 1]] = 20.0
         return out
 
 

@@ -297,20 +297,20 @@ def enter_case(sizes: Sizes, rows: int, device: str) -> Case:
     return Case("stream: enter", 1, rows * s * h * 14 + 4 * s * h, enter, check)
 
 
-def argmax_case(sizes: Sizes, rows: int, device: str) -> Case:
+def greatest_case(sizes: Sizes, rows: int, device: str) -> Case:
     """Greedy tokens; once a window, not once a layer."""
     logits = torch.randn(rows, sizes.vocabulary, device=device)
     scratch = torch.empty((rows, sampling.blocks(sizes.vocabulary)), dtype=torch.int64, device=device)
     out = torch.empty(rows, dtype=torch.int64, device=device)
 
     def layer(i: int) -> None:
-        sampling.argmax(logits, scratch, out)
+        sampling.greatest(logits, scratch, out)
 
     def check() -> None:
         layer(0)
         assert out.tolist() == logits.cpu().numpy().argmax(1).tolist()
 
-    return Case("sampling: argmax (once a window)", 2, 4 * logits.numel(), layer, check)
+    return Case("sampling: greatest (once a window)", 2, 4 * logits.numel(), layer, check)
 
 
 def dense_cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
@@ -318,4 +318,4 @@ def dense_cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
     yield route_case(sizes, rows, device)
     yield from delta_cases(sizes, rows, device)
     yield enter_case(sizes, rows, device)
-    yield argmax_case(sizes, rows, device)
+    yield greatest_case(sizes, rows, device)

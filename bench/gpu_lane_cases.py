@@ -18,6 +18,8 @@ from bench.near_tie import apart, tolerance
 from lanes.experts.gpu.experts import GpuExperts
 from lanes.experts.gpu.prompt import Means
 from lanes.experts.store import Interrupted
+from lanes.sampler import greedy
+from lanes.window import Window
 from shared_experts.pack import Pack
 
 SIZES = (1, 2, 3, 4, 4, 1, 3, 1, 2)  # rows of windows
@@ -159,6 +161,26 @@ def drafts_change_nothing(pack: Pack, device: str, ids: Sequence[int]) -> str:
     """Trial windows with rejected and dropped rows against plain ones."""
     lane = gpu_lane(pack, device)
     return apart(tried(lane, ids), spoken(lane, ids, [1]), tolerance(pack))
+
+
+def greatest_alone(pack: Pack, device: str, ids: Sequence[int]) -> str:
+    """Windows that are asked for their best ids against the same windows' logits."""
+    lane = gpu_lane(pack, device)
+    slot = lane.begin(ids[:PROMPT])
+    state = lane.states[slot]
+
+    def ran(rows: int, *, best: bool) -> torch.Tensor:
+        rows_of = list(ids[PROMPT : PROMPT + rows])
+        window = Window.of_sequence(rows_of, state.length, slot, logits="all", trial=True, best=best)
+        out = lane.model.forward(window, lane.states).clone()  # a trial that is never committed has not happened
+        lane.experts.end_window()
+        return out
+
+    for rows in (1, 4):
+        want = greedy(ran(rows, best=False).numpy())
+        assert ran(rows, best=True).tolist() == want.tolist()
+        assert (want >= 0).all()
+    return "1 and 4 rows"
 
 
 def taking_turns(pack: Pack, device: str, ids: Sequence[int]) -> str:

@@ -75,13 +75,13 @@ class NoSlots(HostSlots):
 class Device:
     """Stands in for the launches of a window."""
 
-    def __init__(self, experts: GpuExperts, logits: torch.Tensor, window_s: float) -> None:
-        self._log, self._logits, self._window_s, self.parts = experts._seen, logits, window_s, 4
+    def __init__(self, experts: GpuExperts, best: torch.Tensor, vocabulary: int, window_s: float) -> None:
+        self._log, self._best, self._window_s, self.parts = experts._seen, best, window_s, 4
         rng = np.random.default_rng(3)
         skew = 1.0 / (1 + np.arange(EXPERTS)) ** 0.8
         chances = np.stack([rng.permutation(skew / skew.sum()) for _ in range(LAYERS)])
         self._chosen = [self._drawn(rng, chances) for _ in range(64)]
-        self._best = rng.integers(0, logits.shape[1], 64)
+        self._drawn_ids = rng.integers(0, vocabulary, 64)
         self.launched_ns: list[int] = []
         self.waiting_ns: list[int] = []
         self.ended_ns: list[int] = []
@@ -97,7 +97,7 @@ class Device:
         self.launched_ns.append(time.thread_time_ns())
         number = len(self.launched_ns)
         self._log[:LAYERS, 0] = self._chosen[number % 64]
-        self._logits[0, int(self._best[number % 64])] = number
+        self._best[0] = int(self._drawn_ids[number % 64])
 
     def settle(self) -> None:
         """Nothing is owed."""
@@ -124,7 +124,7 @@ def measure(folder: Path, steps: int, window_s: float, sizes: TinyConfig = SIZES
     with small_pack(folder, sizes) as pack:
         inner = load_model(pack, experts)
         model = GpuQwen4Exp(inner, experts, 4096, capture=False)  # type: ignore[arg-type]
-        device = Device(experts, model._window.logits, window_s)
+        device = Device(experts, model._window.best, inner.spec.vocab, window_s)
         model._launches, model._wait = device, device.wait  # type: ignore[assignment, method-assign]
         states = StatePool(model.state_shape, 1 << 30)
         runner = ModelRunner(model, states, experts, Conversations(states, counters))

@@ -191,7 +191,7 @@ def launch_dense(rows: int) -> None:
     streams, u = torch.empty(rows, 4, HIDDEN), torch.empty(rows, HIDDEN)
     stream.enter(streams, u, torch.empty(rows, 4), torch.empty(4, HIDDEN), streams, streams.bfloat16(), 1e-6)
     ids = torch.empty(rows, dtype=torch.int64)
-    sampling.argmax(torch.empty(rows, 248_320), torch.empty((rows, 122), dtype=torch.int64), ids)
+    sampling.greatest(torch.empty(rows, 248_320), torch.empty((rows, 122), dtype=torch.int64), ids)
     sampling.uniform(ids, ids, torch.empty(rows, dtype=torch.float64))
     fetch.fetch(torch.empty(48 * EXPERTS, dtype=torch.int64), torch.empty(48 * EXPERTS, dtype=torch.int64))
 

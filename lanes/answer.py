@@ -13,7 +13,7 @@ from lanes.outbox import Token
 from lanes.penalties import Penalties
 from lanes.request import Request
 from lanes.runner import Row
-from lanes.sampler import choose, logprobs
+from lanes.sampler import Logprobs, choose, logprobs
 
 
 class Answer:
@@ -28,6 +28,17 @@ class Answer:
         """Tokens that may still come."""
         return self._request.new_tokens - self.sent
 
+    @property
+    def greedy(self) -> bool:
+        """From here on a row's token is the id of its greatest logit, and nothing else of the row is used."""
+        request = self._request
+        plain = request.sampling.temperature == 0.0 and not request.logprobs
+        return plain and self._grammar is None and self._penalties.none
+
+    def take(self, token: int) -> Token:
+        """The next token, where it is a row's greatest (`greedy`)."""
+        return self._drawn(token, None)
+
     def draw(self, row: Row) -> Token:
         """The next token, from its raw logits [V]. BadGrammar when the grammar has no next one."""
         request = self._request
@@ -35,12 +46,14 @@ class Answer:
         if self._grammar is not None:
             drawn_from = self._grammar.row(drawn_from, row)
         token = choose(drawn_from, request.sampling, self.position)
+        return self._drawn(token, logprobs(row, token, request.top_logprobs) if request.logprobs else None)
+
+    def _drawn(self, token: int, logprobs: Logprobs | None) -> Token:
         self._penalties.add(token)
         if self._grammar is not None:
             self._grammar.add(token)
         self.position, self.last = self.position + 1, token
-        stamp_ns = time.monotonic_ns()
-        return Token(token, stamp_ns, logprobs(row, token, request.top_logprobs) if request.logprobs else None)
+        return Token(token, time.monotonic_ns(), logprobs)
 
     def end(self) -> str:
         """Why the token that was sent last is the last one; empty when it is not."""

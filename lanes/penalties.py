@@ -78,10 +78,15 @@ class Penalties:
         self._unripe = max(0, sampling.min_tokens - len(output))  # tokens still to come before a stop id may
         self._stop_ids = np.array(sorted(request.stop_ids), np.int64)
 
+    @property
+    def none(self) -> bool:
+        """No row is changed, now or later."""
+        masked = self._unripe > 0 and self._stop_ids.size > 0
+        return not (masked or self._bias_ids.size or self._seen or self._output)
+
     def row(self, logits: Floats) -> Floats:
         """The logits to draw from, until the next call; the same array when nothing changes. logits: [V], finite."""
-        masked = self._unripe > 0 and self._stop_ids.size > 0
-        if not (masked or self._bias_ids.size or self._seen or self._output):
+        if self.none:
             return logits
         row = self._row
         np.copyto(row, logits)
@@ -94,7 +99,7 @@ class Penalties:
         if self._output is not None:
             penalty = self._frequency * self._output.counts + self._presence
             row[self._output.ids] = _rounded(row[self._output.ids] - penalty)
-        if masked:
+        if self._unripe > 0:
             row[self._stop_ids] = -np.inf
         return row
 

@@ -7,7 +7,7 @@ Invariant: residency of experts changes in `end_window` only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,13 @@ from lanes import limits
 from lanes.counters import Counters
 from lanes.experts.policy import Touched
 from lanes.experts.store import Interrupted
+from lanes.sampler import greedy
 from lanes.state.conversations import Begun, Conversations
 from lanes.state.pool import StatePool
 from lanes.state.sequence import SequenceState
 from lanes.window import Meanwhile, Window, nothing
 
-Logits = npt.NDArray[np.float32]
+Logits = npt.NDArray[Any]  # fp32 [n wanted, V]; of a window that asks for the best, their ids: int64 [n wanted]
 Row = npt.NDArray[np.float32]
 
 
@@ -43,7 +44,8 @@ class Runner(Protocol):
 
     def forward(self, window: Window, stopped: Callable[[], bool], meanwhile: Meanwhile = nothing) -> Logits | None:
         """Logits fp32 [n wanted, V], until the next window's; or None, and the window's sequences are lost, when
-        `stopped()` on the way. `meanwhile()` is called while the device computes, or before; not where none begins."""
+        `stopped()` on the way. Of a window that asks for the best: ids int64 [n wanted] as `lanes.sampler.greedy` has.
+        `meanwhile()` is called while the device computes, or before; not where none begins."""
 
     def commit(self, slot: int, rows: int) -> None:
         """Of the trial window that ran last, the first `rows` rows belong to the sequence; before `end_window`."""
@@ -71,7 +73,8 @@ class Model(Protocol):
     """What the runner needs of a model."""
 
     def forward(self, window: Window, states: StatePool, meanwhile: Meanwhile) -> torch.Tensor:
-        """Logits fp32 [n wanted, V], in row order; `meanwhile()` is called once the device has its work."""
+        """Logits fp32 [n wanted, V], in row order, or ids int64 [n wanted] where the window asks for the best and the
+        model has them; `meanwhile()` is called once the device has its work."""
 
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:
         """Tokens start..end-1 of the sequence `ids` will soon be rows."""
@@ -158,7 +161,7 @@ class ModelRunner:
             return None
         if not window.trial:
             self._conversations.read(window)
-        return logits
+        return greedy(logits) if window.best and logits.ndim == 2 else logits
 
     def commit(self, slot: int, rows: int) -> None:
         """Moves the state on; the expert cache forgets the rows that were wrong."""

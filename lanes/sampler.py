@@ -11,7 +11,7 @@ fp64; among candidates weights are fp64 too.
 Invariants: the draw depends on (row, sampling, absolute position) only; at least one token is kept; a logit of -inf is
 never drawn; log-probabilities are those of the raw, untempered logits.
 
-Letters: V vocabulary, C candidates, B blocks or chunks of the vocabulary.
+Letters: R rows, V vocabulary, C candidates, B blocks or chunks of the vocabulary.
 """
 
 from __future__ import annotations
@@ -70,6 +70,11 @@ def choose(row: Floats, sampling: Sampling, position: int) -> int:
         kept = np.flatnonzero(weights >= sampling.min_p)  # the greatest weight is 1
         ids, weights = ids[kept], weights[kept]
     return int(ids[_draw(weights, at)])
+
+
+def greedy(logits: Floats) -> Ids:
+    """What `choose` takes from each row at temperature 0, int64 [R] of fp32 [R, V]; -1 where a logit is not finite."""
+    return np.where(np.isfinite(logits).all(axis=1), logits.argmax(axis=1), -1)
 
 
 def logprobs(logits: Floats, chosen: int, top: int) -> Logprobs:

@@ -178,7 +178,7 @@ class Steps:
         proposal = drafting.propose(slot, answer.last, place, answer.left - 1)  # at least one token is no draft
         rows, trial = [answer.last, *proposal.ids], bool(proposal.ids)
         asked_ns = clock()
-        window = Window.of_sequence(rows, place, slot, logits="all", trial=trial)
+        window = Window.of_sequence(rows, place, slot, logits="all", trial=trial, best=answer.greedy)
         logits = self._step("decode", window, generation, sending.send)
         if logits is None:
             return Emitted("cancelled")
@@ -203,7 +203,7 @@ class Steps:
             if generation.cancelled():
                 return Emitted("cancelled", right, right)
             try:
-                token = answer.draw(row)
+                token = answer.take(int(row)) if logits.ndim == 1 else answer.draw(row)
             except BadGrammar as error:
                 return Emitted("error", right, right, error)
             if not sending.add(token):
@@ -231,6 +231,6 @@ class Steps:
             return None
         self._watch.done()
         self._counters.windows += 1
-        if not np.isfinite(logits).all():
+        if not ((logits >= 0) if window.best else np.isfinite(logits)).all():
             raise NonFiniteLogits("the model's logits are not finite")
         return logits

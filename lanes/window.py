@@ -33,6 +33,7 @@ class Window:
     want_logits: torch.Tensor  # bool [R]
     trial: bool = False  # the rows may be rejected: states do not move before a commit
     steered: bool = False  # a prompt's: where the lane routes prompts to resident experts, these rows are
+    best: bool = False  # of rows that want logits, only each one's greatest is asked for, by its id
     _runs: list[tuple[int, int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +53,7 @@ class Window:
         logits: str = "last",
         trial: bool = False,
         steered: bool = False,
+        best: bool = False,
     ) -> Window:
         """Rows of one sequence from absolute position `start`; `logits` is "none", "last" or "all"."""
         rows = len(token_ids)
@@ -60,7 +62,7 @@ class Window:
             want[-1] = True
         ids, positions, seq = np.array(token_ids, np.int64), np.arange(start, start + rows), np.full(rows, slot)
         tensor = torch.from_numpy
-        return cls(tensor(ids), tensor(positions), tensor(seq), tensor(want), trial, steered)
+        return cls(tensor(ids), tensor(positions), tensor(seq), tensor(want), trial, steered, best)
 
     def runs(self) -> list[tuple[int, int, int]]:
         """(slot, first row, end row) of each sequence's contiguous rows, in window order."""

@@ -10,27 +10,28 @@ import torch
 import triton
 import triton.language as tl
 
+from lanes.kernels import early
+
 BLOCK = 2048  # logits of one program: 122 programs a row of 248,320, one for almost every multiprocessor
 _ROUNDS = tl.constexpr(10)
 _M0, _M1 = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)
 _W0, _W1 = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
 _MASK = tl.constexpr(0xFFFFFFFF)
+_BAD = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # above the key of every finite logit
 
 
 def blocks(vocabulary: int) -> int:
-    """B: columns of the scratch that `argmax` needs."""
+    """B: columns of the scratch that `greatest` needs."""
     return -(-vocabulary // BLOCK)
 
 
-def argmax(logits: torch.Tensor, scratch: torch.Tensor, out: torch.Tensor) -> None:
-    """out int64 [R] = the greatest of logits fp32 [R, V], the lowest id where equal; scratch int64 [R, B].
-
-    NaN ranks highest, as in numpy.
-    """
+def greatest(logits: torch.Tensor, scratch: torch.Tensor, out: torch.Tensor) -> None:
+    """out int64 [R] = ids as `lanes.sampler.greedy` has them of logits fp32 [R, V]: the lowest of equal ones, -1 where
+    a logit is not finite. scratch int64 [R, B]; `out` may be pinned memory."""
     rows, vocabulary = logits.shape
     count = blocks(vocabulary)
-    _block_best[(count, rows)](logits, scratch, V=vocabulary, B=count, BLOCK=BLOCK, num_warps=4)
-    _best[(rows,)](scratch, out, B=count, BP=triton.next_power_of_2(count), num_warps=1)
+    _block_best[(count, rows)](logits, scratch, V=vocabulary, B=count, BLOCK=BLOCK, num_warps=4, **early.options())
+    _best[(rows,)](scratch, out, B=count, BP=triton.next_power_of_2(count), num_warps=1, **early.options())
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
@@ -40,23 +41,25 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> 
 
 
 @triton.jit
-def _block_best(logits, scratch, V: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr):
+def _block_best(logits, scratch, V: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    early.behind(EARLY)
     block, row = tl.program_id(0), tl.program_id(1)
     id = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row.to(tl.int64) * V + id, mask=id < V, other=float("-inf"))
     # One integer key each, ordered as the value, then the lower id first; + 0.0 makes -0 equal to 0.
     bits = (x + 0.0).to(tl.int32, bitcast=True)
-    bits = tl.where(x == x, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
-    key = (bits.to(tl.int64) << 32) | (id.to(tl.int64) ^ _MASK)
+    key = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32) | (id.to(tl.int64) ^ _MASK)
+    key = tl.where((tl.abs(x) < float("inf")) | (id >= V), key, _BAD)
     tl.store(scratch + row * B + block, tl.max(key, axis=0))
 
 
 @triton.jit
-def _best(scratch, out, B: tl.constexpr, BP: tl.constexpr):
+def _best(scratch, out, B: tl.constexpr, BP: tl.constexpr, EARLY: tl.constexpr):
+    early.behind(EARLY)
     row = tl.program_id(0)
     b = tl.arange(0, BP)
     key = tl.max(tl.load(scratch + row * B + b, mask=b < B, other=-(1 << 63)), axis=0)
-    tl.store(out + row, (key & _MASK) ^ _MASK)
+    tl.store(out + row, tl.where(key == _BAD, -1, (key & _MASK) ^ _MASK))
 
 
 @triton.jit

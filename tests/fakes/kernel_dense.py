@@ -8,6 +8,7 @@ import torch
 from lanes.kernels import sampling, stream
 from lanes.models.ops import rms
 from lanes.philox import uniform
+from lanes.sampler import greedy
 
 NOT_A_NUMBER = float("nan")
 
@@ -32,20 +33,34 @@ def check_enter(device: str, rows: int, streams: int, hidden: int) -> None:
     torch.testing.assert_close(rounded.float(), normed, rtol=step, atol=0)
 
 
-def check_argmax(device: str, rows: int, vocabulary: int) -> None:
-    """Ties, signed zeros, infinities and NaN, in every block, as numpy finds them."""
+def check_greatest(device: str, rows: int, vocabulary: int) -> None:
+    """Ties, signed zeros and the ends of the range, in every block, as numpy finds them."""
     rng = np.random.default_rng(vocabulary)
+    most = np.finfo(np.float32).max
     logits = rng.choice(np.float32([-1.0, -0.0, 0.0, 3.5]), (rows, vocabulary), p=[0.5, 0.3, 0.195, 0.005])
-    logits[0] = -np.inf
+    logits[0] = -most
     logits[0, vocabulary - 2 :] = np.float32([-7.0, -7.0])
     if rows > 1:
-        logits[1, vocabulary // 2] = np.inf
+        logits[1] = -np.abs(logits[1])  # at most a zero of either sign
     if rows > 2:
-        logits[2, vocabulary // 3] = np.nan
-    out = torch.full((rows,), -1, dtype=torch.int64, device=device)
+        logits[2, vocabulary // 3] = most
+    want = np.argmax(logits, axis=1)
+    assert _greatest(device, logits) == want.tolist() == greedy(logits).tolist()
+    for bad in (np.inf, -np.inf, np.nan, -np.float32(np.nan)):
+        for place in (0, vocabulary // 2, vocabulary - 1):
+            poisoned, row = logits.copy(), place % rows
+            poisoned[row, place] = bad
+            want[row] = -1
+            assert _greatest(device, poisoned) == want.tolist() == greedy(poisoned).tolist()
+            want = np.argmax(logits, axis=1)
+
+
+def _greatest(device: str, logits: np.ndarray) -> list[int]:
+    rows, vocabulary = logits.shape
+    out = torch.full((rows,), -5, dtype=torch.int64, device=device)
     scratch = torch.full((rows, sampling.blocks(vocabulary)), -1, dtype=torch.int64, device=device)
-    sampling.argmax(torch.from_numpy(logits).to(device), scratch, out)
-    assert out.cpu().tolist() == np.argmax(logits, axis=1).tolist()
+    sampling.greatest(torch.from_numpy(logits).to(device), scratch, out)
+    return out.tolist()
 
 
 def check_uniform(device: str) -> None:

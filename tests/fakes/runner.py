@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from lanes.sampler import greedy
 from lanes.state.conversations import Begun
 from lanes.window import Meanwhile, Window, nothing
 
@@ -106,7 +107,7 @@ class FakeRunner:
             logits[at, next_token(int(window.token_ids[row]), position)] = 5.0
             if position == self.poison_at:
                 logits[at, 3] = np.nan
-        return logits
+        return greedy(logits) if window.best else logits
 
     def commit(self, slot: int, rows: int) -> None:
         assert slot in self.open

@@ -115,6 +115,10 @@ def test_a_prompt_then_windows_then_a_settled_state(pack):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
 
 
+def test_greedy_rows_come_as_ids(pack):
+    cases.greatest_alone(pack, "cpu", cases.prompt(pack, cases.PROMPT + 4))
+
+
 def test_matrices_in_bf16(pack):
     """As on a GPU; the interpreter cuts bf16 off where a GPU rounds, so twice its error is allowed."""
     ids = cases.prompt(pack, cases.PROMPT + 1)

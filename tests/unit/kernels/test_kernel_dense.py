@@ -15,9 +15,9 @@ def test_the_streams(rows, streams, hidden):
 
 
 @pytest.mark.parametrize("vocabulary", [64, 65, 300])
-def test_argmax(monkeypatch, vocabulary):
+def test_greatest(monkeypatch, vocabulary):
     monkeypatch.setattr(sampling, "BLOCK", 64)
-    cases.check_argmax("cpu", 3, vocabulary)
+    cases.check_greatest("cpu", 3, vocabulary)
 
 
 def test_uniform():

@@ -91,7 +91,8 @@ class GpuQwen4Exp:
     def forward(
         self, window: Window, states: Mapping[int, SequenceState], meanwhile: Meanwhile = nothing
     ) -> torch.Tensor:
-        """Runs the rows, of one sequence: fp32 logits [rows that want them, V] in host memory.
+        """Runs the rows, of one sequence: fp32 logits [rows that want them, V] in host memory; of a decode window that
+        asks for the best, ids int64 [R].
 
         Those of a decode window are there until the next one.
         """
@@ -172,7 +173,8 @@ class GpuQwen4Exp:
         self._fill_ngrams(window.token_ids, state)  # while the part runs, which reads none of them
         for part in range(1, self._launches.parts):
             self._launches.run_part(rows, part)
-        self._logits[:rows].copy_(self._window.logits[:rows], non_blocking=True)
+        if not window.best:
+            self._logits[:rows].copy_(self._window.logits[:rows], non_blocking=True)
         meanwhile()
         self._experts.think()
         self._wait()
@@ -182,7 +184,7 @@ class GpuQwen4Exp:
             state.trial = Trial(window.token_ids, streams=streams)
         else:
             self._advance(state, rows, window.token_ids, streams)
-        return self._logits[:rows]
+        return (self._window.best if window.best else self._logits)[:rows]
 
     def _advance(self, state: SequenceState, rows: int, token_ids: torch.Tensor, streams: torch.Tensor | None) -> None:
         """The first rows of the window belong to the sequence; they enter its matrices with the next window."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import torch
 
+from lanes.kernels import sampling
 from lanes.kernels.attention import Angles
 from lanes.kernels.fetch import fetch
 from lanes.models.qwen4_exp.attention import Attention
@@ -61,6 +62,9 @@ class DecodeWindow:
         self._attention = AttentionActivations.of(spec, home.capacity_tokens, device, dtype)
         self._moe = MoeActivations.of(spec, device, dtype)
         self.logits = torch.zeros((MOST_ROWS, spec.vocab), device=device)
+        self._bests = torch.zeros((MOST_ROWS, sampling.blocks(spec.vocab)), dtype=torch.int64, device=device)
+        # Ids of the greatest logits, where the host finds them.
+        self.best = torch.zeros(MOST_ROWS, dtype=torch.int64, pin_memory=device.type == "cuda")
         replay = self._replay = delta_rows(delta_shape(spec), device)
         self._steps: list[Callable[[int], None]] = []
         self._settling: list[DeltaNetWindow | NgramWindow] = []
@@ -92,7 +96,7 @@ class DecodeWindow:
         self.parts = len(self._cuts) - 1
 
     def run(self, rows: int) -> None:
-        """Enqueues the window; `logits[:rows]` and `streams(rows)` are its results."""
+        """Enqueues the window; `logits[:rows]`, `best[:rows]` and `streams(rows)` are its results."""
         for part in range(self.parts):
             self.run_part(rows, part)
 
@@ -118,6 +122,7 @@ class DecodeWindow:
         a = self._streams.narrow(rows)
         u = a.u if self._head.dtype == torch.float32 else a.u_rounded
         multiply(u, self._head, self.logits[:rows])
+        sampling.greatest(self.logits[:rows], self._bests[:rows], self.best)
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -136,7 +141,9 @@ class DecodeWindow:
             for tensor in part.tensors():
                 tensor.zero_()
         replay = self._replay
-        for tensor in (replay.mixed, replay.decay, replay.beta, self.logits, self.inputs.buffer, self.said.buffer):
+        for tensor in (replay.mixed, replay.decay, replay.beta, self.logits, self._bests, self.best):
+            tensor.zero_()
+        for tensor in (self.inputs.buffer, self.said.buffer):
             tensor.zero_()
 
     def streams(self, rows: int) -> torch.Tensor:
