@@ -86,7 +86,9 @@ def costs(asked: Asked, room: Room, pace: Pace) -> dict[str, Cost]:
     layers, record_s = room.layers, room.record_bytes / pace.link_bytes_per_s
     dense_s, expert_s = pace.pass_s + asked.rows * pace.dense_row_s, asked.rows * pace.expert_row_s
     windows_s = -(-asked.rows // WINDOW_ROWS) * pace.window_s + asked.missed_by_windows * pace.miss_s
-    chosen_s = dense_s + max(asked.missed * record_s, expert_s)
+    # The products of a layer cannot begin before its first step's copies are there, which nothing hides.
+    step_s = min(STEP_RECORDS, room.ring_slots // 2, asked.missed / layers) * record_s
+    chosen_s = dense_s + max(asked.missed * record_s, layers * step_s + expert_s)
     # Of a layer: as many records as the ring holds begin before its routing is known; some of them are chosen.
     begun = min(room.ring_slots, asked.absent / layers)
     used = begun * asked.missed / asked.absent if asked.absent else 0.0

@@ -38,7 +38,10 @@ class Link(Protocol):
 
 
 class Feed:
-    """Of one window. For every layer: `steps`, then for each of them `arrive`, what computes it, `over`."""
+    """Of one window. For every layer: `begun`, `rest`, and for each of their steps `arrive`, what computes it, `over`.
+
+    The steps that `begun` gives may be over before `rest` is asked for.
+    """
 
     def __init__(self, slots: int, resident: npt.NDArray[np.bool_], link: Link, ahead_layers: int = 0) -> None:
         """resident [L, E] must not change meanwhile. Layers 0..ahead_layers-1 are copied ahead, from now on."""
@@ -49,15 +52,23 @@ class Feed:
         self._waiting: deque[tuple[int, Step]] = deque()
         self._arrivals: dict[int, Arrival] = {}
         self._marks = [link.mark()]  # n: n steps are over
+        self._open: tuple[int, int] | None = None  # (layer, first expert) whose rest is not known yet
         self._advance()
 
-    def steps(self, layer: int, needed: Sequence[int]) -> list[Step]:
-        """The steps of a layer whose ascending ids `needed` were chosen."""
+    def begun(self, layer: int) -> list[Step]:
+        """The layer's first steps, whose copies have begun whatever its rows will choose: none more do until `rest`."""
         assert not self._waiting, "the layer before is not over"
+        assert self._open is None, "the layer before has no rest yet"
         if self._ahead and next(iter(self._ahead)) != layer:
             self._abandon()
         begun = self._ahead.pop(layer, [])
-        first = begun[-1].end if begun else 0
+        self._open = layer, begun[-1].end if begun else 0
+        return begun
+
+    def rest(self, needed: Sequence[int]) -> list[Step]:
+        """The steps behind those that `begun` gave; `needed` are the ascending ids that the layer's rows chose."""
+        assert self._open is not None, "of which layer?"
+        (layer, first), self._open = self._open, None
         rest: list[Step] = []
         if first < self._experts:
             resident = set(np.flatnonzero(self._resident[layer]).tolist())
@@ -65,7 +76,11 @@ class Feed:
             self._waiting.extend((layer, step) for step in rest)
             self._layer = layer + 1
         self._advance()
-        return begun + rest
+        return rest
+
+    def steps(self, layer: int, needed: Sequence[int]) -> list[Step]:
+        """All of a layer's steps, where nothing is made of those that have begun before `needed` is known."""
+        return self.begun(layer) + self.rest(needed)
 
     def arrive(self, step: Step) -> None:
         """What the device is given from here on runs once the step's records are there."""
@@ -82,6 +97,8 @@ class Feed:
         """Begins every copy whose slots are free."""
         while self._waiting and self._waiting[0][1].after < len(self._marks):
             self._begin(*self._waiting.popleft())
+        if self._open is not None and self._open[1] < self._experts:
+            return  # the next copies are that layer's
         while not self._waiting and self._layer < self._ahead_layers and self._run_ahead(self._layer):
             pass
 

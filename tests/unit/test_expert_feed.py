@@ -20,19 +20,27 @@ def table(layers):
     return resident
 
 
-def run(feed, device, layer, chosen, resident):
-    """A layer as PromptExperts runs it; checks what its steps are."""
-    steps = feed.steps(layer, sorted(chosen))
+def run(feed, device, layer, chosen, resident, early=1):
+    """A layer as PromptExperts runs it, `early` of its steps before its choice is known; checks what its steps are."""
+
+    def give(steps):
+        for step in steps:
+            assert all(step.first <= expert < step.end for expert, _ in step.copies)
+            feed.arrive(step)
+            device.give(device.reads(layer, step.copies))
+            feed.over(step)
+
+    begun = feed.begun(layer)
+    give(begun[:early])
+    rest = feed.rest(sorted(chosen))
+    steps = begun + rest
     assert [step.first for step in steps] == [0, *(step.end for step in steps[:-1])]
     assert steps[-1].end == EXPERTS, "each expert in one step, ascending"
     copied = [expert for step in steps for expert, _ in step.copies]
     assert copied == sorted(copied)
     assert set(chosen) - set(copied) <= set(np.flatnonzero(resident[layer]).tolist())
-    for step in steps:
-        assert all(step.first <= expert < step.end for expert, _ in step.copies)
-        feed.arrive(step)
-        device.give(device.reads(layer, step.copies))
-        feed.over(step)
+    give(begun[early:])
+    give(rest)
     return copied
 
 
@@ -42,7 +50,7 @@ def test_every_step_finds_its_records_whoever_is_late(layers, slots, ahead, data
     device, resident = TwoStreams(), table(layers)
     feed = Feed(slots, resident, device, min(ahead, len(layers)))
     for layer, (here, chosen) in enumerate(layers):
-        copied = run(feed, device, layer, chosen, resident)
+        copied = run(feed, device, layer, chosen, resident, data.draw(st.integers(0, 4)))
         assert set(copied).isdisjoint(here)
         if layer >= ahead:
             assert copied == sorted(chosen - here), "nothing more than what was chosen"
@@ -127,3 +135,12 @@ def test_steps_out_of_turn_are_a_mistake():
     feed.over(first)
     with pytest.raises(AssertionError, match="not over"):
         feed.steps(1, [])
+
+
+def test_a_layer_has_its_rest_before_the_next_one_begins():
+    feed = Feed(4, table(everything(2)), TwoStreams(), 2)
+    with pytest.raises(AssertionError, match="which layer"):
+        feed.rest([])
+    feed.begun(0)
+    with pytest.raises(AssertionError, match="no rest"):
+        feed.begun(1)

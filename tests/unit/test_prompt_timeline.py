@@ -9,6 +9,7 @@ import pytest
 from lanes import limits
 from lanes.experts.feed import Feed
 from lanes.experts.gpu.prompt import RING_SHARE
+from lanes.experts.ring import Step
 from lanes.reading import Pace, ring_slots
 from tests.fakes.timeline import Timeline
 
@@ -27,15 +28,22 @@ def chunk(slots: int, resident: int, dense_s: float, experts_s: float, *, upload
     for layer in range(LAYERS):
         line.compute(dense_s)
         line.work(DENSE_LAUNCH_S)
+        begun = feed.begun(layer)
         line.wait()  # for the routing
-        line.work(PLAN_S)
-        for step in feed.steps(layer, range(EXPERTS)):
+
+        def run(step: Step) -> None:
             feed.arrive(step)
             if uploads:
                 line.upload()
             line.compute(experts_s * (step.end - step.first) / EXPERTS)
             line.work(LAUNCH_S)
             feed.over(step)
+
+        for step in begun[:1]:
+            run(step)
+        line.work(PLAN_S)
+        for step in begun[1:] + feed.rest(range(EXPERTS)):
+            run(step)
     line.wait()
     return line
 

@@ -3,6 +3,7 @@
     begin_window     slots are borrowed; of a pass ahead the first copies begin, under what precedes the first experts
     expect(ids)      the rows' sorting by expert begins; what it says to the host is awaited by
     forward(layer)   group the rows ─▶ steps ─▶ each: its copies are there, it runs, its slots are free for the next
+                     between what the host awaits and the first step's launches it does next to nothing
     end_window       the slots go back, however the window ended
 
 Not here: which way pays (lanes.reading), kernels (lanes.kernels.grouped), the order and the slots (lanes.experts.ring),
@@ -94,9 +95,12 @@ class PromptExperts:
         self._feed: Feed | None = None
         self._borrowed: Borrowed | None = None
         self._open = False
-        # Both are written anew only after the device has passed what read or wrote them for the layer before.
+        # Each is written anew only after the device has passed what read or wrote it last: whoever has waited for a
+        # layer's routing knows that of the layer before. Of steps that had begun two tables, by turns: they are told
+        # before that wait.
         self._begins = places.host_words(info.experts + 1, device, torch.int32)
-        self._table = places.host_words(info.experts, device, torch.int64)
+        self._tables = [places.host_words(info.experts, device, torch.int64) for _ in range(3)]
+        self._turn = 0
         self._expected: tuple[torch.Tensor, Asked] | None = None
 
     def begin_window(self, means: Means) -> None:
@@ -131,34 +135,54 @@ class PromptExperts:
         expected, self._expected = self._expected, None
         if expected is None or expected[0] is not ids:
             expected = ids, grouped.ask(ids, self._info.experts, self._begins)
-        group, count = self._layout.format.group, self._info.experts
+        count, feed = self._info.experts, self._feed
         rows = self._quantised(len(x), self._layout.hidden)
-        experts.quantise_rows(x, rows, group)
+        experts.quantise_rows(x, rows, self._layout.format.group)
+        out.zero_()
+        room = min(limits.PROMPT_PLACES, ids.numel())
+        h, inner, y = self._scratch(room)
+        self._turn = 1 - self._turn
+        begun = [] if feed is None else feed.begun(layer)
+        addresses = self._told(self._tables[self._turn], layer, begun) if begun else torch.empty(0)
         groups = expected[1].groups()  # waits for the routing
         of_expert = np.diff(groups.offsets)
-        steps = [Step(0, 0, count, (), 0)]
-        table = self._table.numpy()
-        table[:] = self._cache.addresses[layer]
-        if self._feed is not None and self._borrowed is not None:
-            steps = self._feed.steps(layer, np.flatnonzero(of_expert).tolist())
+        if of_expert.max() > room:
+            room = int(of_expert.max())
+            h, inner, y = self._scratch(room)
+
+        def run(steps: Sequence[Step], addresses: torch.Tensor) -> None:
+            for step in steps:
+                if feed is not None:
+                    feed.arrive(step)
+                for work in places.batches(groups, step.first, step.end, room):
+                    grouped.run(self._layout, addresses, groups, work, rows, weights, h, inner, y, out)
+                if feed is not None:
+                    feed.over(step)
+
+        run(begun[:1], addresses)  # the device has something to do while the others are planned
+        rest = [Step(0, 0, count, (), 0)] if feed is None else feed.rest(np.flatnonzero(of_expert).tolist())
+        run(begun[1:], addresses)
+        if rest:
+            run(rest, self._told(self._tables[-1], layer, rest))
+        return of_expert
+
+    def _told(self, table: torch.Tensor, layer: int, steps: Sequence[Step]) -> torch.Tensor:
+        """Where a layer's experts lie, int64 [E] on the device: those of the steps in their slots."""
+        words = table.numpy()
+        words[:] = self._cache.addresses[layer]
+        if self._borrowed is not None:
             for step in steps:
                 for expert, slot in step.copies:
-                    table[expert] = self._borrowed.address(slot)
-        addresses = torch.empty(count, dtype=torch.int64, device=self._device)
-        fetch(self._table, addresses)
-        room = max(limits.PROMPT_PLACES, int(of_expert.max()))
-        room = min(room, ids.numel())
-        h, y = (torch.empty(room, width, device=self._device) for width in (self._layout.intermediate, len(x[0])))
-        inner = self._quantised(room, self._layout.intermediate)
-        out.zero_()
-        for step in steps:
-            if self._feed is not None:
-                self._feed.arrive(step)
-            for work in places.batches(groups, step.first, step.end, room):
-                grouped.run(self._layout, addresses, groups, work, rows, weights, h, inner, y, out)
-            if self._feed is not None:
-                self._feed.over(step)
-        return of_expert
+                    words[expert] = self._borrowed.address(slot)
+        addresses = torch.empty(len(words), dtype=torch.int64, device=self._device)
+        fetch(table, addresses)
+        return addresses
+
+    def _scratch(self, places: int) -> tuple[torch.Tensor, QuantisedRows, torch.Tensor]:
+        """Of a batch of so many places: hidden values fp32 [B, I], the same quantised, results fp32 [B, H]."""
+        inner, hidden = self._layout.intermediate, self._layout.hidden
+        h, y = (torch.empty(places, width, device=self._device) for width in (inner, hidden))
+        return h, self._quantised(places, inner), y
 
     def _quantised(self, rows: int, width: int) -> QuantisedRows:
         sizes = (rows, width // self._layout.format.group)

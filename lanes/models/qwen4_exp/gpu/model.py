@@ -101,11 +101,12 @@ class GpuQwen4Exp:
             raise WindowError("a lane on a GPU runs the rows of one sequence at a time")
         state = states[runs[0][0]]
         check(window, states, self.spec)
-        self._seat(state)
         if window.token_ids.shape[0] <= MOST_ROWS and window.want_logits.numpy().all():
+            self._seat(state)
             return self._decode(window, state, meanwhile)
+        self._experts.begin_prompt(window.token_ids.shape[0])  # experts are on their way while the state moves
+        self._seat(state)
         self.settle(state)
-        self._experts.begin_prompt(window.token_ids.shape[0])
         return self._inner.forward(window, states, meanwhile)
 
     def settle(self, state: SequenceState) -> None:
