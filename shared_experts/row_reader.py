@@ -15,10 +15,12 @@ import errno
 import functools
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -86,7 +88,7 @@ class RowCounters:
 
 
 class RowReader:
-    """One table. One thread asks for rows at a time (others wait for it); close it, or use it as a context.
+    """One table. One thread asks for rows at a time, and one prefetches (others wait for it, and so does `close`).
 
     The native threads do not survive a fork: in a child every call raises.
     """
@@ -104,6 +106,7 @@ class RowReader:
         """Opens the file behind `descriptor` (which stays the caller's) a second time; `source` stands in for pread."""
         self.info, self._path, self._pid = info, path, os.getpid()
         self._handle: ctypes.c_void_p | None = None
+        self._asking, self._prefetching = Lock(), Lock()
         self._library = _load()
         self._source = _SOURCE(source) if source is not None else _SOURCE()  # lives as long as the threads
         self._descriptor, self.mode = _open_pages(descriptor, info, path)
@@ -133,10 +136,13 @@ class RowReader:
 
     def close(self) -> None:
         """Ends the threads, once the reads they have begun are over, and closes the file; twice is once."""
-        handle, self._handle = self._handle, None
-        if handle is not None and self._pid == os.getpid():
-            self._library.rows_close(handle)
-            os.close(self._descriptor)
+        if self._handle is None or self._pid != os.getpid():
+            return
+        with self._asking, self._prefetching:
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                self._library.rows_close(handle)
+                os.close(self._descriptor)
 
     def rows(self, ids: I64Array) -> F32Array:
         """The rows of `ids` [N] as fp32 [N, C]; waits for those that are not there yet.
@@ -146,7 +152,8 @@ class RowReader:
         ids = self._contiguous(ids)
         raw = np.empty((len(ids), self.info.row_bytes), np.uint8)
         fault = _Fault()
-        code = self._library.rows_get(self._open(), ids.ctypes.data, len(ids), raw.ctypes.data, ctypes.byref(fault))
+        with self._held(self._asking) as handle:
+            code = self._library.rows_get(handle, ids.ctypes.data, len(ids), raw.ctypes.data, ctypes.byref(fault))
         if code == _BAD_ARGUMENT:
             check_ids(ids, self.info)
         if code == _FAULT:
@@ -162,7 +169,9 @@ class RowReader:
         outside the table.
         """
         ids = self._contiguous(ids)
-        if self._library.rows_prefetch(self._open(), ids.ctypes.data, len(ids)) == _BAD_ARGUMENT:
+        with self._held(self._prefetching) as handle:
+            code = self._library.rows_prefetch(handle, ids.ctypes.data, len(ids))
+        if code == _BAD_ARGUMENT:
             check_ids(ids, self.info)
 
     def forget(self) -> None:
@@ -180,6 +189,13 @@ class RowReader:
         if ids.ndim != 1 or ids.dtype != np.int64:
             check_ids(ids, self.info)
         return np.ascontiguousarray(ids)
+
+    @contextmanager
+    def _held(self, lock: Lock) -> Iterator[ctypes.c_void_p]:
+        """The open reader, which is not closed meanwhile."""
+        self._open()  # in a child the lock may be held for good
+        with lock:
+            yield self._open()
 
     def _open(self) -> ctypes.c_void_p:
         if self._handle is None:

@@ -104,7 +104,8 @@ def load_model(
     counters = Counters() if counters is None else counters
 
     def table(layer: int) -> PackTable:
-        return PackTable(pack.row_reader(layer, ngram_cache_bytes // len(manifest.ngram)), counters)
+        reader = pack.row_reader(layer, ngram_cache_bytes // len(manifest.ngram))
+        return PackTable(reader, counters, pinned=device.type == "cuda")
 
     return build(manifest.config, Weights(_dense_tensors(pack), device, dtype), experts, table, drafts)
 

@@ -41,12 +41,21 @@ def alike(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> 
     return function(F.pad(x, (0, -columns % _VECTOR)))[:, :columns]
 
 
+def upload_rows(table: torch.Tensor, ids: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """table[ids] of host memory on the device; see `upload`."""
+    if device.type != "cuda":
+        return table[ids].to(device)
+    found = torch.empty((len(ids), *table.shape[1:]), dtype=table.dtype, pin_memory=True)
+    torch.index_select(table, 0, ids, out=found)
+    return found.to(device, non_blocking=True)
+
+
 def upload(rows: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Rows of host memory on the device. To a GPU through pinned memory: neither does the host wait, nor does the
     driver cut them into pieces, each of which would wait for the records that are on the link."""
     if device.type != "cuda":
         return rows.to(device)
-    return rows.pin_memory().to(device, non_blocking=True)
+    return (rows if rows.is_pinned() else rows.pin_memory()).to(device, non_blocking=True)
 
 
 def rms(x: torch.Tensor, eps: float) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The table that a model sees: rows as tensors, counters kept, a disk's error without its path."""
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -65,3 +66,54 @@ def test_an_error_of_the_disk_has_no_path(files):
         table.rows(torch.tensor([[3], [500]]))
     assert str(path) not in str(caught.value)
     assert (caught.value.code, caught.value.retryable) == ("table_read_failed", True)
+
+
+def many(first):
+    """Of more tokens than are read at once, 2 rows each."""
+    return torch.arange(first, first + 200).view(100, 2)
+
+
+def test_rows_of_many_tokens_are_gathered_ahead_and_equal(files):
+    reader, truth, _ = files
+    counters = Counters()
+    table = PackTable(reader, counters)
+    one, other, third = many(0), many(200), many(400)
+    table.prefetch(one)
+    table.prefetch(one)
+    table.prefetch(other)
+    for ids in (one, other, third, one):  # as hinted, as hinted, never hinted, hinted once and taken once
+        assert torch.equal(table.rows(ids), torch.from_numpy(truth.rows(ids.flatten().numpy())).view(100, 128))
+    assert counters.ngram_rows == 4 * 200
+    for ids in (one, other, third):
+        table.prefetch(ids)
+    table.forget()
+    assert torch.equal(table.rows(other), torch.from_numpy(truth.rows(other.flatten().numpy())).view(100, 128))
+
+
+def test_what_could_not_be_gathered_is_told_where_it_is_asked_for(files):
+    os.truncate(files[2], 4096)
+    table = PackTable(files[0], Counters())
+    table.prefetch(many(300))
+    with pytest.raises(TableReadFailed, match="n-gram table of layer 1 cannot be read"):
+        table.rows(many(300))
+
+
+def test_a_reader_is_closed_behind_what_is_being_gathered(files, monkeypatch):
+    reader, asked, may = files[0], threading.Event(), threading.Event()
+    monkeypatch.setattr("lanes.models.ahead.PIECE_ROWS", 50)
+    table, rows = PackTable(reader, Counters()), type(reader).rows
+
+    def slow(self, ids):
+        asked.set()
+        assert may.wait(60)
+        return rows(self, ids)
+
+    monkeypatch.setattr(type(reader), "rows", slow)
+    table.prefetch(many(0))
+    assert asked.wait(60)
+    closing = threading.Thread(target=reader.close)
+    closing.start()
+    may.set()
+    closing.join(60)
+    with pytest.raises(ValueError, match="closed"):
+        table.rows(many(300))

@@ -16,7 +16,7 @@ import torch
 from lanes.experts.protocol import Experts
 from lanes.models.delta_rule import recurrent
 from lanes.models.near import Near
-from lanes.models.ops import product, upload
+from lanes.models.ops import product, upload_rows
 from lanes.models.qwen4_exp.attention import Attention
 from lanes.models.qwen4_exp.deltanet import DeltaNet
 from lanes.models.qwen4_exp.moe import Moe
@@ -114,7 +114,7 @@ class Qwen4Exp:
         meanwhile()
         for run in rows.runs:
             run.state.broken = not window.trial  # which leaves a state as it is
-        x = upload(self.embedding[window.token_ids], self.device).float()
+        x = upload_rows(self.embedding, window.token_ids, self.device).float()
         x = x[:, None].repeat(1, self.spec.streams, 1)  # [R, S, H]
         for block in self.blocks:
             x = block(x, rows)
