@@ -48,6 +48,9 @@ from lanes.kernels import (
     post,
     products,
     prompt_attention,
+    prompt_delta,
+    prompt_route,
+    prompt_stream,
     route,
     sampling,
     shared,
@@ -245,8 +248,27 @@ def launch_prompt(rows: int) -> None:
     gates = torch.empty(1, 24, 512).expand(rows, 24, 512)[:, :, 256:]
     chosen = torch.empty((rows, 512), dtype=torch.int32)
     prompt_attention.attend(shape, queries, chosen, tokens - rows, keys, keys, gates, queries)
-    delta, gates = torch.empty((delta_chunks.CHUNK, 48, 128)), torch.empty((delta_chunks.CHUNK, 48))
-    delta_chunks.delta_rule(torch.empty((48, 128, 128)), delta, delta, delta, gates, gates)
+    delta, taps = deltanet.DeltaShape(16, 48, 128, 128, 4), torch.empty((4, 10240))
+    projected, mixed, norm = torch.empty((64, 16384)), torch.empty((64, 10240)), torch.empty(128)
+    prompt_delta.mix(delta, projected[:, :10240], taps[1:], taps, mixed)
+    keys, values, gates = (
+        mixed[:, :2048].unflatten(1, (16, 128)),
+        mixed[:, 4096:].unflatten(1, (48, 128)),
+        taps[:1, :48],
+    )
+    gates = gates.repeat(64, 1)
+    out = delta_chunks.delta_rule(torch.empty((48, 128, 128)), keys, keys, values, gates, gates)
+    prompt_delta.finish(out, projected[:, 10240:], norm, torch.empty((64, 6144), dtype=torch.bfloat16), 1e-6, silu=True)
+    x, norm, scale = torch.empty((128, 4, HIDDEN)), torch.empty((4, HIDDEN)), torch.empty((128, 4))
+    rounded, squashed = (torch.empty((128, n), dtype=torch.bfloat16) for n in (4 * HIDDEN, 320))
+    result = torch.empty((128, HIDDEN))
+    for owed in (None, (scale, result)):
+        prompt_stream.enter(x, owed, norm, rounded.view(x.shape), scale, 1e-6)
+    prompt_stream.squash(torch.empty((128, 324)), squashed, scale)
+    up = torch.empty((4 * HIDDEN, 320), dtype=torch.bfloat16)
+    prompt_stream.lift(squashed, up, x, scale, norm, result)
+    scores, ids = torch.empty((64, EXPERTS + 1)), torch.empty((64, CHOSEN), dtype=torch.int32)
+    prompt_route.route(scores[:, :-1], ids, torch.empty((64, CHOSEN)), normalise=True)
     index.choose_rows(torch.empty((4, 4, tokens // 4)), tokens - 4, 4, 512, 128, tokens // 4)
 
 

@@ -37,10 +37,13 @@ def delta_rule(
 ) -> torch.Tensor:
     """Advances `matrix` [N, K, V] by T tokens and returns o [T, N, V]; all fp32; K and V as `serves` says.
 
-    q, k: [T, N, K], normalised, q scaled; v: [T, N, V]; g, beta: [T, N], g <= 0. Rows may stand at any distance.
+    q, k: [T, A, K], normalised, q scaled; v: [T, N, V]; g, beta: [T, N], g <= 0. Rows may stand at any distance. A key
+    head serves N / A value heads, neighbours.
     """
-    tokens, heads, key = q.shape
-    value = v.shape[2]
+    tokens, key_heads, key = q.shape
+    heads, value = v.shape[1:]
+    assert heads % key_heads == 0
+    shared = heads // key_heads
     assert matrix.is_contiguous()
     assert serves(key, value), (key, value)
     for x, width in ((q, key), (k, key), (v, value)):
@@ -59,15 +62,16 @@ def delta_rule(
         some = (q[part], k[part], v[part], g[part], beta[part])
         _system[(chunks, heads)](
             some[0], some[1], q.stride(0), k.stride(0), some[3], some[4], system, inside, kept, left, rows, N=heads,
-            K=key, C=CHUNK, PART=min(32, key), num_warps=4, num_stages=1,
+            K=key, SHARED=shared, C=CHUNK, PART=min(32, key), num_warps=4, num_stages=1,
         )  # fmt: skip
         _solve[((value + key) // width, chunks, heads)](
             some[1], some[2], k.stride(0), v.stride(0), some[4], kept, system, solved, rows, N=heads, K=key, V=value,
-            C=CHUNK, BLOCK=BLOCK, WIDTH=width, num_warps=1, num_stages=1,
+            SHARED=shared, C=CHUNK, BLOCK=BLOCK, WIDTH=width, num_warps=1, num_stages=1,
         )  # fmt: skip
         _across[(value // columns, heads)](
             some[0], some[1], q.stride(0), k.stride(0), kept, left, inside, solved, matrix, out[part], rows, N=heads,
-            K=key, V=value, C=CHUNK, PART=min(PARTS, key), COLUMNS=columns, num_warps=WARPS, num_stages=1,
+            K=key, V=value, SHARED=shared, C=CHUNK, PART=min(PARTS, key), COLUMNS=columns, num_warps=WARPS,
+            num_stages=1,
         )  # fmt: skip
     return out
 
@@ -83,7 +87,7 @@ def _part(x, stride, chunk, head, rows, first: tl.constexpr, D: tl.constexpr, PA
 @triton.jit(do_not_specialize=["rows"])
 def _system(
     q, k, q_stride, k_stride, g, beta, system, inside, kept, left, rows, N: tl.constexpr, K: tl.constexpr,
-    C: tl.constexpr, PART: tl.constexpr,
+    SHARED: tl.constexpr, C: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     chunk, head = tl.program_id(0), tl.program_id(1)
     i = tl.arange(0, C)
@@ -101,9 +105,9 @@ def _system(
     pairs = tl.zeros((C, C), tl.float32)
     asked = tl.zeros((C, C), tl.float32)
     for first in range(0, K, PART):
-        keys = _part(k, k_stride, chunk, head, rows, first, K, PART, C)
+        keys = _part(k, k_stride, chunk, head // SHARED, rows, first, K, PART, C)
         pairs = tl.dot(keys, tl.trans(keys), pairs, input_precision=PRECISION)
-        queries = _part(q, q_stride, chunk, head, rows, first, K, PART, C)
+        queries = _part(q, q_stride, chunk, head // SHARED, rows, first, K, PART, C)
         asked = tl.dot(queries, tl.trans(keys), asked, input_precision=PRECISION)
     tl.store(system + at, pairs * rate[:, None] * between)  # the diagonal is taken as 1 by whoever solves
     tl.store(inside + at, asked * between)
@@ -114,7 +118,7 @@ def _system(
 @triton.jit(do_not_specialize=["rows"])
 def _solve(
     k, v, k_stride, v_stride, beta, kept, system, solved, rows, N: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    C: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    SHARED: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Columns of (1 + system)^-1 [v beta, k beta kept]: the first V are what is written, the others read S."""
     first, chunk, head = tl.program_id(0) * WIDTH, tl.program_id(1), tl.program_id(2)
@@ -130,7 +134,7 @@ def _solve(
         if first < V:
             at = v + t.to(tl.int64)[:, None] * v_stride + head * V + column[None, :]
         else:
-            at = k + t.to(tl.int64)[:, None] * k_stride + head * K + (column - V)[None, :]
+            at = k + t.to(tl.int64)[:, None] * k_stride + head // SHARED * K + (column - V)[None, :]
             scale *= tl.load(kept + place + i)
         x = tl.load(at, mask=known[:, None], other=0.0) * scale[:, None]
         # What blocks before say lies in `solved`, written by this program.
@@ -149,7 +153,7 @@ def _solve(
 @triton.jit(do_not_specialize=["rows"])
 def _across(
     q, k, q_stride, k_stride, kept, left, inside, solved, matrix, out, rows, N: tl.constexpr, K: tl.constexpr,
-    V: tl.constexpr, C: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr,
+    V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     # S stays where it is, in the first cache: registers are needed for operands of three products each. Its parts are
     # read and written by this program alone.
@@ -162,8 +166,8 @@ def _across(
         t = chunk * C + i
         there = (t < rows)[:, None]
         at = solved + (place + i[:, None]) * (V + K)
-        asks = q + t.to(tl.int64)[:, None] * q_stride + head * K + key[None, :]
-        writes = k + t.to(tl.int64)[:, None] * k_stride + head * K + key[None, :]
+        asks = q + t.to(tl.int64)[:, None] * q_stride + head // SHARED * K + key[None, :]
+        writes = k + t.to(tl.int64)[:, None] * k_stride + head // SHARED * K + key[None, :]
         new = tl.load(at + column[None, :])
         result = tl.zeros((C, COLUMNS), tl.float32)
         for first in range(0, K, PART):

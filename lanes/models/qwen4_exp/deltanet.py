@@ -11,7 +11,7 @@ Letters: R rows, T rows of a run, N value heads, K key size, V value size, C cha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +25,24 @@ from lanes.state.trial import RecurrentInputs
 
 L2_EPS = 1e-6
 
-# How rows go through a state, as `lanes.models.delta_rule.delta_rule`: (S, q, k, v, g, beta) to o.
-Rule = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
-]  # fmt: skip
+
+class Kernels(Protocol):
+    """What computes one sequence's rows around and in the rule, in this module's place."""
+
+    def rows(self, qkv: torch.Tensor, tail: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k [R, A, K] of the key heads and v [R, N, V], behind convolution and norm; moves the tail on."""
+        ...
+
+    def rule(
+        self, matrix: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor,
+        beta: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """As `lanes.models.delta_rule.delta_rule`, for key heads that serve several value heads each."""
+        ...
+
+    def finish(self, out: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """[R, N * V], as the product behind it wants it."""
+        ...
 
 
 class DeltaNet:
@@ -47,13 +61,14 @@ class DeltaNet:
             dtype=torch.float32,
         )
         taps = weights.vector("conv1d.weight", spec.conv_channels, 1, spec.conv_taps)
-        self.taps = taps.squeeze(1).t().contiguous().unbind()  # of [C] each
+        self.filter = taps.squeeze(1).t().contiguous()  # [T, C]
+        self.taps = self.filter.unbind()
         self.rate = -weights.vector("A_log", spec.value_heads).exp()
         self.shift = weights.vector("dt_bias", spec.value_heads)
         self._shifts = F.pad(self.shift, (spec.value_heads, 0))  # of b and a
         self.norm = weights.vector("norm.weight", spec.value_dim)
         self.output = weights.matrix(("out_proj.weight", spec.hidden), columns=wide)
-        self.rule: Rule = delta_rule
+        self.kernels: Kernels | None = None
 
     def __call__(self, u: torch.Tensor, rows: Rows) -> torch.Tensor:
         """u, result: fp32 [R, H]."""
@@ -62,13 +77,17 @@ class DeltaNet:
         # Still side by side: an exponential over rows with a gap between them goes row by row, however many there are.
         b, a = (product(u, self.gates) + self._shifts).chunk(2, dim=1)  # [R, N]
         beta, g = b.sigmoid(), self.rate * F.softplus(a)
+        if self.kernels is not None and len(rows.runs) == 1 and rows.runs[0].trial is None:
+            state = rows.runs[0].state.recurrent[self.layer]
+            out = self.kernels.rule(state.matrix, *self.kernels.rows(qkv, state.conv), g, beta)
+            return product(self.kernels.finish(out, z), self.output)
         q, k, v = self._convolved(qkv, rows)
         parts = []  # [T, N, V] each
         for run in rows.runs:
             part = run.rows
             matrix, steps = run.state.recurrent[self.layer].matrix, (q[part], k[part], v[part], g[part], beta[part])
             if run.trial is None:
-                parts.append(self.rule(matrix, *steps))
+                parts.append(delta_rule(matrix, *steps))
             else:
                 parts.append(recurrent(run.trial.copy_of(matrix), *steps))
                 run.trial.recurrent[self.layer] = RecurrentInputs(steps, qkv[part])

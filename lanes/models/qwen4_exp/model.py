@@ -24,14 +24,14 @@ from lanes.models.qwen4_exp.mtp import DraftLayer
 from lanes.models.qwen4_exp.ngram import NgramLayer, NgramTable
 from lanes.models.qwen4_exp.rows import Rotary, Rows, prepare
 from lanes.models.qwen4_exp.spec import Spec
-from lanes.models.qwen4_exp.stream import Connected, Mixer
+from lanes.models.qwen4_exp.stream import Connected, Mixer, Streams, whole
 from lanes.models.weights import Weights
 from lanes.state.commit import commit, shift
 from lanes.state.sequence import SequenceState
 from lanes.state.shape import StateShape
 from lanes.window import Meanwhile, Window, nothing
 
-StreamBlock = Callable[[torch.Tensor, Rows], torch.Tensor]  # x [R, S, H] in, x out
+StreamBlock = Callable[[Streams, Rows], Streams]  # x [R, S, H] in, x out
 
 
 class Qwen4Exp:
@@ -115,18 +115,19 @@ class Qwen4Exp:
         for run in rows.runs:
             run.state.broken = not window.trial  # which leaves a state as it is
         x = upload_rows(self.embedding, window.token_ids, self.device).float()
-        x = x[:, None].repeat(1, self.spec.streams, 1)  # [R, S, H]
+        streams: Streams = x[:, None].repeat(1, self.spec.streams, 1)  # [R, S, H]
         for block in self.blocks:
-            x = block(x, rows)
+            streams = block(streams, rows)
+        x = whole(streams)
         u, _ = self.mixer(x[window.want_logits.to(self.device)])
         logits = product(u, self.head)
         for run in rows.runs:
-            state, ids, streams = run.state, window.token_ids[run.rows], x[run.rows].flatten(1)
+            state, ids, its = run.state, window.token_ids[run.rows], x[run.rows].flatten(1)
             if run.trial is not None:
-                run.trial.streams, state.trial = streams, run.trial
+                run.trial.streams, state.trial = its, run.trial
                 continue
             if self.drafts is not None:
-                self.drafts.follow(state, streams, ids)
+                self.drafts.follow(state, its, ids)
             shift(state.context_ids, ids)
             state.length, state.broken = run.stop, False
         return logits

@@ -11,6 +11,8 @@ Letters: R rows, H hidden, E experts, K experts per token, I shared intermediate
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -19,6 +21,8 @@ from lanes.models.ops import product, top_lowest
 from lanes.models.qwen4_exp.rows import Rows
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.weights import Weights
+
+Route = Callable[[torch.Tensor, int, bool], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Moe:
@@ -33,13 +37,14 @@ class Moe:
         inner = spec.shared_intermediate
         self.gate_up = shared.matrix(("gate_proj.weight", inner), ("up_proj.weight", inner), columns=spec.hidden)
         self.down = shared.matrix(("down_proj.weight", spec.hidden), columns=inner)
+        self.route: Route = route
 
     def __call__(self, u: torch.Tensor, rows: Rows) -> torch.Tensor:
         """u, result: fp32 [R, H]."""
         scores = product(u, self.router)
         k, normalise = self._spec.experts_per_token, self._spec.normalise_weights
         if rows.near is None:
-            ids, weights = route(scores[:, :-1], k, normalise)
+            ids, weights = self.route(scores[:, :-1], k, normalise)
         else:
             ids, weights = rows.near.route(self.layer, scores[:, :-1], k, normalise)
         self.experts.expect(self.layer, ids)

@@ -27,7 +27,7 @@ from lanes.models.qwen4_exp.attention import Attention
 from lanes.models.qwen4_exp.moe import Moe
 from lanes.models.qwen4_exp.rows import Rotary, Rows, Run
 from lanes.models.qwen4_exp.spec import Spec
-from lanes.models.qwen4_exp.stream import Connected, Mixer
+from lanes.models.qwen4_exp.stream import Connected, Mixer, whole
 from lanes.models.weights import Weights
 from lanes.state.sequence import DraftState, SequenceState
 
@@ -93,7 +93,7 @@ class DraftLayer:
             draft.streams[0], draft.ids[0], draft.waiting = draft.streams[last].clone(), draft.ids[last].clone(), 1
             chained = draft.streams[:1]
         x, rows = self._input(state, state.length - 1 + number, chained, torch.tensor([token]))
-        x = self._thinking(self._attending(x, rows), rows)
+        x = whole(self._thinking(self._attending(x, rows), rows))
         self._chained = x.flatten(1)
         u, _ = self._mixer(x)
         return product(u, self._head)[0]

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from lanes.models.ops import alike, causal_conv, product, rms, upload
 from lanes.models.qwen4_exp.rows import Rows
 from lanes.models.qwen4_exp.spec import Spec
+from lanes.models.qwen4_exp.stream import Streams, whole
 from lanes.models.weights import Weights
 
 LEAST_GATE = 1e-6
@@ -112,9 +113,9 @@ class NgramLayer:
         """Zeroes what is kept of the last window."""
         self._asked.zero_()
 
-    def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
+    def __call__(self, x: Streams, rows: Rows) -> torch.Tensor:
         """x [R, S, H], changed in place and returned; `begin` has seen the same rows."""
-        spec = self._spec
+        spec, x = self._spec, whole(x)
         embedded = upload(self.table.rows(self._asked), x.device)  # [R, N * D]
         key, value = product(embedded, self.key_value).split((spec.streams * spec.hidden, spec.hidden), dim=1)
         key = rms(key.view_as(x), spec.eps) * self.norm_key

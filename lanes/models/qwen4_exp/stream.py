@@ -13,6 +13,7 @@ Letters: R rows, S streams, H hidden, L low rank.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -37,7 +38,7 @@ class Mixer:
 
     def __init__(self, spec: Spec, weights: Weights, *, injects: bool) -> None:
         wide = spec.streams * spec.hidden
-        self._streams, self._lowrank, self._eps = spec.streams, spec.lowrank, spec.eps
+        self._streams, self.lowrank, self.eps = spec.streams, spec.lowrank, spec.eps
         self.norm = 1.0 + weights.vector("hc_norm.weight", wide).view(spec.streams, spec.hidden)
         parts = [("input_mix_weight_down.weight", spec.lowrank)]
         if injects:
@@ -47,10 +48,37 @@ class Mixer:
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [R, S, H] to (u [R, H], injection [R, S], empty without injection)."""
-        normed = rms(x, self._eps) * self.norm
+        normed = rms(x, self.eps) * self.norm
         low = product(normed.flatten(1), self.down) / self._streams
-        mix = product(alike(F.silu, low[:, : self._lowrank]), self.up).sigmoid_().view_as(normed)
-        return mix.mul_(normed).mean(1), 2 * torch.sigmoid(low[:, self._lowrank :])
+        mix = product(alike(F.silu, low[:, : self.lowrank]), self.up).sigmoid_().view_as(normed)
+        return mix.mul_(normed).mean(1), 2 * torch.sigmoid(low[:, self.lowrank :])
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """Streams x [R, S, H] that still lack injection [R, S] * result [R, H]: whoever reads them next adds it."""
+
+    x: torch.Tensor
+    injection: torch.Tensor
+    result: torch.Tensor
+
+
+Streams = torch.Tensor | Owed
+
+
+def whole(x: Streams) -> torch.Tensor:
+    """The streams [R, S, H] with what they lack, in place."""
+    if isinstance(x, Owed):
+        return x.x.addcmul_(x.injection[:, :, None], x.result[:, None, :])
+    return x
+
+
+class Mixing(Protocol):
+    """What mixes in a Mixer's place."""
+
+    def __call__(self, mixer: Mixer, x: Streams) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x to (x whole, in place; u, injection as of `Mixer`)."""
+        ...
 
 
 class Connected:
@@ -58,8 +86,13 @@ class Connected:
 
     def __init__(self, spec: Spec, weights: Weights, block: Block) -> None:
         self.mixer, self.block = Mixer(spec, weights, injects=True), block
+        self.mixing: Mixing | None = None
 
-    def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """x [R, S, H], changed in place and returned."""
+    def __call__(self, x: Streams, rows: Rows) -> Streams:
+        """x [R, S, H], changed in place and returned; another's mixing leaves the sum to the next block."""
+        if self.mixing is not None:
+            x, u, injection = self.mixing(self.mixer, x)
+            return Owed(x, injection, self.block(u, rows))
+        x = whole(x)
         u, injection = self.mixer(x)
-        return x.addcmul_(injection[:, :, None], self.block(u, rows)[:, None, :])
+        return whole(Owed(x, injection, self.block(u, rows)))

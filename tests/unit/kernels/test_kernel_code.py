@@ -42,10 +42,12 @@ def test_the_grouped_kernels_reach_the_tensor_cores_without_spills(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     kernels, prompt = json.loads(done.stdout)["kernels"].values()
     assert {"tiles", "gate_up", "quantise", "down", "add"} == set(kernels)
-    assert {"attend_rows", "select", "merge_chunks", "system", "solve", "across"} == set(prompt)
+    around = {"enter", "squash", "lift", "mix", "finish", "route"}
+    assert {"attend_rows", "select", "merge_chunks", "system", "solve", "across"} | around == set(prompt)
     for name, figures in prompt.items():
         assert figures["spills"] == figures["stack_bytes"] == 0, (name, figures)
-    assert prompt["attend_rows"]["tensor_core_dots"] > 0
+    for name in ("attend_rows", "lift"):
+        assert prompt[name]["tensor_core_dots"] > 0
     for name, figures in kernels.items():
         assert figures["spills"] == figures["stack_bytes"] == figures["inexact"] == 0, (name, figures)
     assert kernels["gate_up"]["tensor_core_dots"] > 0

@@ -6,43 +6,94 @@ from dataclasses import dataclass
 
 import torch
 
-from lanes.kernels import delta_chunks
-from lanes.models.delta_rule import RECURRENT_TOKENS, delta_rule, recurrent
+from lanes.kernels import delta_chunks, prompt_delta, prompt_route, prompt_stream
+from lanes.models.delta_rule import RECURRENT_TOKENS, recurrent
+from lanes.models.ops import product
 from lanes.models.qwen4_exp.attention import Attention
-from lanes.models.qwen4_exp.deltanet import DeltaNet, Rule
+from lanes.models.qwen4_exp.deltanet import DeltaNet
+from lanes.models.qwen4_exp.gpu.deltanet import delta_shape
 from lanes.models.qwen4_exp.gpu.reader import PromptReader
 from lanes.models.qwen4_exp.model import Qwen4Exp
+from lanes.models.qwen4_exp.moe import Moe, route
 from lanes.models.qwen4_exp.spec import Spec
-from lanes.models.qwen4_exp.stream import Block, Connected
+from lanes.models.qwen4_exp.stream import Block, Connected, Mixer, Owed, Streams
+
+
+class DeltaKernels:
+    """Implements `lanes.models.qwen4_exp.deltanet.Kernels` for one layer."""
+
+    def __init__(self, block: DeltaNet, spec: Spec) -> None:
+        self._block, self._eps, self._silu = block, spec.eps, spec.gate == "silu"
+        self._shape = delta_shape(spec)
+
+    def rows(self, qkv: torch.Tensor, tail: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Three views of one tensor."""
+        shape = self._shape
+        mixed = torch.empty(qkv.shape, device=qkv.device)
+        prompt_delta.mix(shape, qkv, tail, self._block.filter, mixed)
+        last = tail.shape[0]
+        tail.copy_(qkv[-last:] if qkv.shape[0] >= last else torch.cat((tail, qkv))[-last:])
+        keys = shape.key_heads * shape.key_dim
+        q, k, v = mixed.split((keys, keys, shape.value_heads * shape.value_dim), dim=1)
+        return (
+            q.unflatten(1, (shape.key_heads, -1)), k.unflatten(1, (shape.key_heads, -1)),
+            v.unflatten(1, (shape.value_heads, -1)),
+        )  # fmt: skip
+
+    def rule(
+        self, matrix: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor,
+        beta: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """By chunks, but for the few tokens that lanes.models.delta_rule takes one by one."""
+        if q.shape[0] > RECURRENT_TOKENS:
+            return delta_chunks.delta_rule(matrix, q, k, v, g, beta)
+        shared = v.shape[1] // k.shape[1]
+        return recurrent(matrix, q.repeat_interleave(shared, 1), k.repeat_interleave(shared, 1), v, g, beta)
+
+    def finish(self, out: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """In the type of the output's matrix."""
+        result = torch.empty(z.shape, dtype=self._block.output.dtype, device=z.device)
+        prompt_delta.finish(out, z, self._block.norm, result, self._eps, silu=self._silu)
+        return result
 
 
 @dataclass(frozen=True, slots=True)
 class PromptKernels:
     """Of one model, shared by its layers."""
 
+    spec: Spec
     reader: PromptReader
-    rule: Rule
 
     def give(self, block: Block) -> None:
         """It uses them from here on."""
         if isinstance(block, Attention):
             block.reader = self.reader
-        if isinstance(block, DeltaNet):
-            block.rule = self.rule
+        if isinstance(block, DeltaNet) and prompt_delta.serves(delta_shape(self.spec)):
+            block.kernels = DeltaKernels(block, self.spec)
+        if isinstance(block, Moe):
+            block.route = routed
 
     def take(self, block: Block) -> None:
         """It runs as on any device from here on."""
         if isinstance(block, Attention):
             block.reader = None
         if isinstance(block, DeltaNet):
-            block.rule = delta_rule
+            block.kernels = None
+        if isinstance(block, Moe):
+            block.route = route
 
 
 def kernels_of(spec: Spec) -> PromptKernels:
     """Sizes only; nothing is allocated."""
-    return PromptKernels(
-        PromptReader(spec), chunk_rule if delta_chunks.serves(spec.key_dim, spec.value_dim) else delta_rule
-    )
+    return PromptKernels(spec, PromptReader(spec))
+
+
+def routed(logits: torch.Tensor, k: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """`lanes.models.qwen4_exp.moe.route` by a kernel; ids are int32."""
+    ids = torch.empty((logits.shape[0], k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty(ids.shape, device=logits.device)
+    prompt_route.route(logits, ids, weights, normalise=normalise)
+    return ids, weights
 
 
 def use_kernels(model: Qwen4Exp, context_tokens: int) -> None:
@@ -51,12 +102,21 @@ def use_kernels(model: Qwen4Exp, context_tokens: int) -> None:
     kernels.reader.warm(context_tokens, model.device)
     for connected in model.blocks:
         if isinstance(connected, Connected):
+            connected.mixing = mixed
             kernels.give(connected.block)
 
 
-def chunk_rule(
-    matrix: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
-) -> torch.Tensor:
-    """`lanes.models.delta_rule.delta_rule` by kernels, but for the few tokens that it takes one by one."""
-    rule = recurrent if q.shape[0] <= RECURRENT_TOKENS else delta_chunks.delta_rule
-    return rule(matrix, q, k, v, g, beta)
+def mixed(mixer: Mixer, x: Streams) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`lanes.models.qwen4_exp.stream.Mixing` by kernels."""
+    owed = (x.injection, x.result.contiguous()) if isinstance(x, Owed) else None
+    x = x.x if isinstance(x, Owed) else x
+    rows, streams, hidden = x.shape
+    down, up = mixer.down, mixer.up
+    scale, injection = (torch.empty((rows, streams), device=x.device) for _ in range(2))
+    rounded = torch.empty(x.shape, dtype=down.dtype, device=x.device)
+    prompt_stream.enter(x, owed, mixer.norm, rounded, scale, mixer.eps)
+    squashed = torch.empty((rows, mixer.lowrank), dtype=up.dtype, device=x.device)
+    prompt_stream.squash(product(rounded.flatten(1), down), squashed, injection)
+    u = torch.empty((rows, hidden), device=x.device)
+    prompt_stream.lift(squashed, up, x, scale, mixer.norm, u)
+    return x, u, injection
