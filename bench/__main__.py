@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import secrets
 import sys
 from dataclasses import replace
@@ -32,6 +33,7 @@ from bench.synthetic.shape import SHAPES
 
 REPORT_BYTES = 1 << 28
 KEY_VARIABLE = "EXPRESSWAY_API_KEY"
+_PAIR = re.compile(r"\[\s+([\d.e-]+),\s+([\d.e-]+)\s+\]")  # an arrival takes a line, not four
 PLOTS_MISSING = "plots need matplotlib: pip install 'expressway[bench]'"
 
 
@@ -143,7 +145,7 @@ def run_command(**given: Any) -> None:
     except OSError as error:
         raise Failed("unreachable", str(error)) from None
     if given["out"]:
-        given["out"].write_text(json.dumps(result, indent=1) + "\n")
+        given["out"].write_text(_PAIR.sub(r"[\1, \2]", json.dumps(result, indent=1)) + "\n")
     if given["plots"] is not None:
         _plot(result, given["plots"])
     print(json.dumps(result) if given["as_json"] else markdown.report(result), end="\n" if given["as_json"] else "")
@@ -170,8 +172,11 @@ async def _run(given: dict[str, Any], key: str | None) -> dict[str, Any]:
         name: given[name][0] if len(given[name]) == 1 else list(given[name]) for name in ("seconds", "min_window_s")
     }
     conditions |= {"format": FORMAT, "workload_digest": digest(), "concurrency": list(asked.concurrency)}
-    framed = frame("bench", _told(sys.argv[1:]), pack={}, conditions=conditions, packages=("aiohttp", "expressway"))
-    del framed["pack"]  # the server's: it says in `server` what it may say
+    pack = told.pop("pack", None)
+    framed = frame("bench", _told(sys.argv[1:]), pack=pack or {}, conditions=conditions,
+                   packages=("aiohttp", "expressway"))  # fmt: skip
+    if pack is None:  # the server's: it says in `server` what it may say
+        del framed["pack"]
     return {**framed, "server": {"url": server.url, "model": server.model, **told}, **found}
 
 

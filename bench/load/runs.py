@@ -54,7 +54,10 @@ async def run(work: drive.Work, asked: Asked, say: Callable[[str], None]) -> dic
                 say(f"{agents} agents for {one.seconds[0]:g} s")
                 cold = replace(work, nonce=f"{work.nonce}.{agents}")  # nothing of the run before helps this one
                 runs[f"{agents} agents"] = await _timed(one, drive.closed_loop(cold, agents, one.seconds[0]))
-            return {"runs": runs, "idle_lanes": idle_lanes(runs), **_scaling(asked.concurrency, runs)}
+            return {
+                "runs": runs, "idle_lanes": idle_lanes(runs), "window_s": windows_s(runs),
+                **_scaling(asked.concurrency, runs),
+            }  # fmt: skip
         case "open":
             say(f"{asked.rate_per_s:g} conversations a second for {asked.seconds[0]:g} s")
             return {"runs": {"open": await _timed(asked, drive.open_loop(work, asked.rate_per_s, asked.seconds[0]))}}
@@ -98,6 +101,12 @@ def idle_lanes(runs: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
     wrote = {name: set((run["figures"]["aggregate"] or {"lanes": {}})["lanes"]) for name, run in runs.items()}
     every = set().union(*wrote.values())
     return {name: sorted(every - lanes) for name, lanes in wrote.items() if every - lanes}
+
+
+def windows_s(runs: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """The common window of each run whose window counts."""
+    totals = {name: run["figures"]["aggregate"] for name, run in runs.items()}
+    return {name: total["window_s"] for name, total in totals.items() if total and total["valid"]}
 
 
 def _scaling(concurrency: Sequence[int], runs: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -112,9 +112,11 @@ class TokenServer:
             raise OSError(f"{self.url}: {_code(error)}") from None
         return {
             "model": model.name,
-            "fingerprint": model.fingerprint.hex(),
-            "expert_format": model.expert_format,
-            "region_bytes": model.region_bytes,
+            "pack": {
+                "fingerprint": model.fingerprint.hex(),
+                "format": model.expert_format,
+                "region_bytes": model.region_bytes,
+            },
             "lanes": {
                 lane.lane: {"device": lane.device, "cache_bytes": lane.counters.cache_budget_bytes} for lane in lanes
             },

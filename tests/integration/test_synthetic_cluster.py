@@ -53,5 +53,5 @@ def test_a_cluster_takes_the_held_experts_and_answers_along_the_walk(held, tmp_p
     assert run["requests"] > 0
     assert 0 < run["experts"]["hit_rate"] < 1
     assert report["server"]["model"] == "synthetic-small, changed"
-    assert report["server"]["region_bytes"] > 0
-    assert len(report["server"]["fingerprint"]) == 64
+    assert report["pack"]["region_bytes"] > 0
+    assert (report["pack"]["format"], len(report["pack"]["fingerprint"])) == ("q4g64", 64)

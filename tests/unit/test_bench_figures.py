@@ -15,7 +15,7 @@ from bench.load.compare import SAME, Unlike, compare, ratio_of
 from bench.load.door import Reply
 from bench.load.drive import arrivals_s
 from bench.load.figures import Goals, figures, good, percentile, rows, slices
-from bench.load.runs import Asked, idle_lanes
+from bench.load.runs import Asked, idle_lanes, windows_s
 from bench.load.workloads import WORKLOADS, digest, script
 
 # Frozen: another digest is other work, and earlier reports are not comparable with later ones any more.
@@ -178,6 +178,14 @@ def test_lanes_that_wrote_nothing_are_named():
     assert idle == {"1 agents": ["lane-0"], "3 agents": ["lane-0", "lane-1"]}
     assert "- 1 agents: lane-0 idle\n" in markdown.report(report() | {"idle_lanes": idle})
     assert idle_lanes({"1 agents": part("lane-0")}) == {}
+
+
+def test_windows_that_do_not_count_are_not_told():
+    def part(valid):
+        return {"figures": {"aggregate": {"valid": valid, "window_s": 61.5}}}
+
+    runs = {"1 agents": part(False), "2 agents": part(True), "3 agents": {"figures": {"aggregate": None}}}
+    assert windows_s(runs) == {"2 agents": 61.5}
 
 
 def test_plots_are_written(tmp_path):
