@@ -32,6 +32,7 @@ from bench.synthetic.shape import SHAPES
 from shared_experts.owner import run_directory
 
 FORCED = "55,65,75,85,95,100"
+DRAFTED_AT, DRAFTED_ROUNDS = 0.75, 2
 JOB_LIMIT_S = 3600.0
 GIB = 1 << 30
 
@@ -114,8 +115,8 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
             found = jobs.run(f"adaptive at {budget}", "adaptive", budgeted, **common, trace=trace)
             budgets.append({"vram_budget": budget, **(found or {})})
         points: list[Figures] = []
+        everything = synthetic.region.header.total_bytes + 16 * GIB * (chosen.device == "cuda")
         if chosen.forced:
-            everything = synthetic.region.header.total_bytes + 16 * GIB * (chosen.device == "cuda")
             found = jobs.run(
                 "forced", "forced", [*options, "--vram-budget", chosen.forced_budget or str(everything)], **common,
                 trace=str(folder / "forced.trace"), rates=[int(rate) / 100 for rate in chosen.forced.split(",")],
@@ -126,7 +127,12 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
         drafted = None
         if chosen.drafted:
             shares = [int(share) / 100 for share in chosen.drafted.split(",")]
-            drafted = jobs.run("drafted", "drafted", first_budget, **common, shares=shares)
+            cache_bytes = (budgets[0].get("cache") or {}).get("budget_bytes", 0)
+            drafted = jobs.run(
+                "drafted", "drafted", [*options, "--vram-budget", chosen.forced_budget or str(everything)], **common,
+                trace=str(folder / "drafted.trace"), shares=shares, slots=cache_bytes // info.record_bytes,
+                forced=DRAFTED_AT, rounds=DRAFTED_ROUNDS,
+            )  # fmt: skip
         after = jobs.run("ceilings after", "ceilings", [*options, "--vram-budget", "0"])
     looks = [look for look in (before, after) if look is not None]
     # Neighbours only ever make memory look slower: of two looks the better one is nearer to what it can deliver.

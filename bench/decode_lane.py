@@ -187,13 +187,23 @@ def by_kernel(job: Job) -> Figures:
 
 
 def with_drafts(job: Job) -> Figures:
-    """After a warm-up, the next stretch without drafts and with an oracle's."""
+    """After a warm-up, the next stretch with an oracle's drafts: in a budget's cache, then at a forced hit rate."""
     order, start, prompt, warm = walk_of(job), number(job, "start"), number(job, "prompt"), number(job, "warm")
-    shares = job["shares"]
+    trace, held, shares, forced = Path(str(job["trace"])), Held(number(job, "pairs")), job["shares"], job["forced"]
     assert isinstance(shares, list)
-    with started(options_of(job)) as lane:
+    assert isinstance(forced, float)
+    slots, rounds, tokens = number(job, "slots"), number(job, "rounds"), number(job, "tokens")
+    policy = drafted.Phases(drafted.Bounded(slots))
+    with started([*options_of(job), "--trace-routing", str(trace)], policy) as lane:
         lane.ask(order.stretch(start, prompt), warm)
-        return drafted.measured(lane, order, start + prompt + warm, prompt, number(job, "tokens"), shares, rounds=3)
+        stretch = drafted.Stretch(lane, order, start + warm, prompt, tokens, number(job, "record_bytes"))
+        cached = drafted.measured(stretch, shares, rounds)
+        _, _, keys = measure.decode_keys(trace)
+        held.want(hottest(measure.uses(keys, len(held.wanted)), forced))
+        policy.now = held
+        settle(lane, held, order.stretch(stretch.start, prompt), tokens)
+        at_rate = drafted.measured(stretch, shares, rounds)
+        return {"adaptive": {"slots": slots, **cached}, "forced": {"rate": forced, "not_held": held.missing, **at_rate}}
 
 
 def settle(lane: OwnLane, held: Held, ids: list[int], tokens: int) -> int:

@@ -27,8 +27,13 @@ def test_a_result_has_what_the_contract_asks_for(tmp_path):
     told = result["milliseconds"]
     assert told["step"] > told["window"] > told["dense"] > 0
     assert told["handshake"] is None
-    assert result["drafted"]["the_walk_was_answered"]
-    assert result["drafted"]["by_injected_acceptance"]["80%"]["tokens_per_pass"] > 1
+    drafted = result["drafted"]
+    assert drafted["adaptive"]["slots"] > drafted["forced"]["not_held"] == 0
+    for part in drafted.values():
+        assert part["by_injected_acceptance"]["80%"]["tokens_per_pass"] > 1
+        assert [size["rows"] for size in part["by_rows"]] == sorted(size["rows"] for size in part["by_rows"])
+        assert all(size["distinct_experts"] > size["distinct_misses"] for size in part["by_rows"])
+    assert drafted["forced"]["by_rows"][0]["hit_rate"] >= 0.75
     (without,) = result["other_budgets"]
     assert (without["hit_rate"], without["cache"]["replayed"]) == (0, None)
     assert [point["forced"] for point in result["forced"]] == [True, True]
