@@ -5,6 +5,7 @@ import torch
 import triton
 
 from lanes.models import load_model
+from lanes.models.qwen4_exp import ngram
 from lanes.models.qwen4_exp.gpu.prompt import use_kernels
 from lanes.state.pool import StatePool
 from lanes.tolerance import FP32
@@ -32,11 +33,13 @@ def read(model, chunks):
 
 
 @pytest.mark.parametrize("chunks", [(40,), (2, 13, 25)])
-def test_margin_equal_to_the_blocks_of_every_device(tmp_path, chunks):
+def test_margin_equal_to_the_blocks_of_every_device(tmp_path, chunks, monkeypatch):
     torch.set_num_threads(1)
     with Pack.open(tiny_pack(tmp_path, "f32")) as pack:
         plain, with_kernels = (load_model(pack, naive_experts(pack)) for _ in range(2))
         use_kernels(with_kernels, CONTEXT)
-        want, got = read(plain, chunks), read(with_kernels, chunks)
+        want = read(plain, chunks)
+        monkeypatch.setattr(ngram, "SLICE_ROWS", 9)
+        got = read(with_kernels, chunks)
     assert (want - got).abs().max() <= FP32 * want.abs().max()
     assert not torch.equal(want, got), "other kernels, other last bits"

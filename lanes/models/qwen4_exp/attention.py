@@ -30,9 +30,9 @@ MOST_GATHER_BYTES = 2 << 20
 MOST_GATHER_BYTES_CUDA = 256 << 20  # a GPU wants few launches instead
 DENSE_QUERY_ROWS = 256  # rows per slice of dense attention: bounds its mask
 
-# What reads keys and values in this module's place, where it knows how they are kept: queries fp32 [T, A, D], gates
-# [T, A, D] and index queries [T, I, J] of rows from a position on, to attention times sigmoid(gate) [T, A, D].
-Reader = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionState, int], torch.Tensor]
+# What stands between a layer's two products in this module's place, for rows of one sequence: from the projection fp32
+# [R, columns] to attention times sigmoid(gate) [R, A * D]; writes what the rows add to the state.
+Reader = Callable[["Attention", torch.Tensor, Rows], torch.Tensor]
 
 
 class Attention:
@@ -66,6 +66,9 @@ class Attention:
         projected = product(u, self.inputs)
         if self.input_bias is not None:
             projected += self.input_bias
+        if self.reader is not None and len(rows.runs) == 1 and not rows.runs[0].state.attention[self.layer].shape.int8:
+            result = product(self.reader(self, projected, rows), self.output)
+            return result if self.output_bias is None else result + self.output_bias
         wide, k, v, index_q, raw_keys = projected.split(self.split, dim=1)
         q, gate = wide.unflatten(1, (spec.heads, 2, spec.head_dim)).unbind(2)  # [R, A, D] each
         cos, sin = (x[:, None] for x in rows.rotation)
@@ -77,8 +80,7 @@ class Attention:
         for run in rows.runs:
             state, part = run.state.attention[self.layer], run.rows
             self._write(state, run, k[part], v[part], raw_keys[part])
-            reader = self._read if self.reader is None or state.shape.int8 else self.reader
-            parts.append(reader(q[part], gate[part], index_q[part], state, run.start))
+            parts.append(self._read(q[part], gate[part], index_q[part], state, run.start))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         result = product(out.flatten(1), self.output)
         return result if self.output_bias is None else result + self.output_bias

@@ -18,6 +18,8 @@ Letters: R rows, S streams, H hidden, N heads, D row columns, T taps.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -25,12 +27,13 @@ import torch
 import torch.nn.functional as F
 
 from lanes.models.ops import alike, causal_conv, product, rms, upload
-from lanes.models.qwen4_exp.rows import Rows
+from lanes.models.qwen4_exp.rows import Rows, Run
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.qwen4_exp.stream import Streams, whole
 from lanes.models.weights import Weights
 
 LEAST_GATE = 1e-6
+SLICE_ROWS = 1024  # eight tensors as large as the streams live at once: of so many rows
 
 
 class NgramTable(Protocol):
@@ -115,8 +118,19 @@ class NgramLayer:
 
     def __call__(self, x: Streams, rows: Rows) -> torch.Tensor:
         """x [R, S, H], changed in place and returned; `begin` has seen the same rows."""
-        spec, x = self._spec, whole(x)
+        x = whole(x)
         embedded = upload(self.table.rows(self._asked), x.device)  # [R, N * D]
+        run = rows.runs[0]
+        if len(x) <= SLICE_ROWS or len(rows.runs) > 1 or run.trial is not None:
+            self._add(x, embedded, rows.runs)
+            return x
+        for part in (slice(first, first + SLICE_ROWS) for first in range(0, len(x), SLICE_ROWS)):
+            self._add(x[part], embedded[part], (replace(run, first=0, end=len(x[part])),))
+        return x
+
+    def _add(self, x: torch.Tensor, embedded: torch.Tensor, runs: Sequence[Run]) -> None:
+        """To x [R, S, H]; moves the states' tails on."""
+        spec = self._spec
         key, value = product(embedded, self.key_value).split((spec.streams * spec.hidden, spec.hidden), dim=1)
         key = rms(key.view_as(x), spec.eps) * self.norm_key
         gate = (key * (rms(x, spec.eps) * self.norm_query)).sum(-1, keepdim=True) / math.sqrt(spec.hidden)
@@ -124,7 +138,7 @@ class NgramLayer:
         gated = alike(torch.sigmoid, gate.flatten(1))[..., None] * value[:, None, :]
         normed = (rms(gated, spec.eps) * self.norm_conv).flatten(1)
         x += gated
-        for run in rows.runs:
+        for run in runs:
             tail = run.state.ngram[self.layer].conv
             columns = torch.cat((tail, normed[run.rows]))
             x[run.rows] += F.silu(causal_conv(columns, self.taps, spec.ngram_order)).view(-1, *x.shape[1:])
@@ -132,7 +146,6 @@ class NgramLayer:
                 tail.copy_(columns[-tail.shape[0] :])
             else:
                 run.trial.ngram[self.layer] = normed[run.rows]
-        return x
 
     def _row_ids(self, history: torch.Tensor) -> torch.Tensor:
         return row_ids(history, self._spec.ngram_reset, self.table, self._spec.ngram_heads_per_order)

@@ -1,16 +1,19 @@
-"""What reads keys and values for a prompt's rows on a GPU (lanes.kernels.prompt_attention, lanes.kernels.index).
+"""Attention of a prompt's rows on a GPU between its products: norms, rotations and what is written by the kernel of
+decode windows (lanes.kernels.attention), then lanes.kernels.index and lanes.kernels.prompt_attention.
 
-Twin: `lanes.models.qwen4_exp.attention.Attention`'s own reader, to rounding. Not here: projections, norms, writing.
+Twin: `lanes.models.qwen4_exp.attention.Attention` without a reader, to rounding. Not here: products with weights.
 
-Letters: T rows, A heads, D head size, I index heads, J index size, B blocks, K blocks chosen.
+Letters: T rows, A heads, D head size, I index heads, J index size, P rotated pairs, B blocks, K blocks chosen.
 """
 
 from __future__ import annotations
 
 import torch
 
-from lanes.kernels import index, prompt_attention
+from lanes.kernels import attention, index, prompt_attention
+from lanes.models.qwen4_exp.attention import Attention
 from lanes.models.qwen4_exp.gpu.attention import attention_shape
+from lanes.models.qwen4_exp.rows import Rotation, Rows, Run
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.state.sequence import AttentionState
 
@@ -23,16 +26,35 @@ class PromptReader:
     def __init__(self, spec: Spec) -> None:
         self._spec, self.shape = spec, attention_shape(spec)
 
-    def __call__(
-        self, q: torch.Tensor, gate: torch.Tensor, index_q: torch.Tensor, state: AttentionState, start: int
-    ) -> torch.Tensor:
-        """[T, A, D] in the type of the keys, as the product behind it wants it."""
-        q = q.to(state.keys.dtype).contiguous()
-        dense = min(self._spec.dense_rows(start), q.shape[0])
-        chosen = self.chosen(index_q[dense:], start + dense, state)
-        out = torch.empty_like(q)
-        prompt_attention.attend(self.shape, q, chosen, start, state.keys, state.values, gate, out)
-        return out
+    def __call__(self, block: Attention, projected: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """[T, A * D] in the type of the keys, as the product behind it wants it."""
+        shape, run = self.shape, rows.runs[0]
+        state, start, count, device = run.state.attention[block.layer], run.start, len(projected), projected.device
+        kept = attention.Kept(state.keys, state.values, state.raw_index_keys, state.block_keys)
+        indexer = block.indexer
+        queries = attention.Queries(
+            torch.empty((count, shape.heads, shape.head_dim), dtype=state.keys.dtype, device=device),
+            torch.empty((count, shape.index_heads, shape.index_dim), device=device),
+        )
+        attention.prepare(
+            shape, projected, torch.full((1,), start, device=device),
+            attention.Norms(block.norm_q, block.norm_k, indexer.norm_q, indexer.norm_k),
+            attention.Angles(*rows.rotation, *self._ends(rows, run)), self._spec.eps, queries, kept,
+        )  # fmt: skip
+        dense = min(self._spec.dense_rows(start), count)
+        chosen = self.chosen(queries.index[dense:], start + dense, state)
+        out = torch.empty_like(queries.heads)
+        gates = attention.gates(shape, projected)
+        prompt_attention.attend(shape, queries.heads, chosen, start, state.keys, state.values, gates, out)
+        return out.flatten(1)
+
+    def _ends(self, rows: Rows, run: Run) -> Rotation:
+        """[T, P] of rows that complete a block: of its first token; of others nobody reads it."""
+        size = self.shape.block_tokens
+        cos, sin = (torch.empty_like(x) for x in rows.rotation)
+        for every, ends in zip((cos, sin), run.blocks, strict=True):
+            every[(-run.start - 1) % size :: size] = ends
+        return cos, sin
 
     def warm(self, context_tokens: int, device: torch.device) -> None:
         """Runs what only a sequence with more blocks than are chosen needs, on nobody's."""
