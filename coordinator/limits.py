@@ -150,6 +150,7 @@ GRPC_MESSAGE_BYTES: Final = 8 * MIB
 GRPC_METADATA_BYTES: Final = 8 * KIB
 GRPC_STREAMS_PER_CONNECTION: Final = 128
 GRPC_CALLS: Final = 512
+GRPC_OTHER_CALLS: Final = 64  # of these, health, reflection and lists at most, so that answers always have places
 GRPC_PING_S: Final = 30.0  # a connection that was silent that long is asked whether it lives
 GRPC_PING_TIMEOUT_S: Final = 20.0  # without an answer: its calls are cancelled, their lanes free
 GRPC_CLIENT_PING_S: Final = 10.0  # clients that ask more often than that, without a call, are cut off

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.aligned import Rules, Stream, aligned_aggregate
+from bench.aligned import Aggregate, Rules, Stream, aligned_aggregate
 from bench.load.door import Reply
 
 PERCENTILES = (50, 90, 95, 99)
@@ -48,14 +48,16 @@ def good(reply: Reply, goals: Goals) -> bool:
     return slow is None or slow <= goals.gap_s
 
 
-def figures(replies: Sequence[Reply], rules: Rules, goals: Goals, seconds: float) -> dict[str, Any]:
-    """All of one run that lasted `seconds`."""
+def figures(
+    replies: Sequence[Reply], rules: Rules, goals: Goals, seconds: float, *, alone: bool = False
+) -> dict[str, Any]:
+    """All of one run that lasted `seconds`; `alone`: of one agent."""
     done = [reply for reply in replies if reply.error is None]
     firsts = [reply.ttft_s for reply in done if reply.ttft_s is not None]
     return {
         "requests": len(replies),
         "errors": dict(sorted(Counter(reply.error for reply in replies if reply.error is not None).items())),
-        "aggregate": aggregate(replies, rules),
+        "aggregate": aggregate(replies, rules, alone=alone),
         "ttft_s": spread(firsts),
         "gap_s": spread([gap for reply in done for gap in reply.gaps_s]),
         "end_to_end_s": spread([reply.end_s - reply.begin_s for reply in done]),
@@ -78,12 +80,16 @@ def figures(replies: Sequence[Reply], rules: Rules, goals: Goals, seconds: float
     }
 
 
-def aggregate(replies: Sequence[Reply], rules: Rules) -> dict[str, Any] | None:
-    """The time-aligned aggregate, and the slices of its window; None when nothing came back."""
+def aggregate(replies: Sequence[Reply], rules: Rules, *, alone: bool = False) -> dict[str, Any] | None:
+    """The time-aligned aggregate, and the slices of its window; None when nothing came back.
+
+    `alone`: of one agent, whose requests may meet one lane after the other: lanes have no time in common then.
+    """
     lanes = by_lane(replies)
     if not lanes:
         return None
-    total = aligned_aggregate(lanes, rules)
+    every = {"": [stream for streams in lanes.values() for stream in streams]}
+    total = aligned_aggregate(every if alone else lanes, rules)
     rates = slices(lanes, total.begin_s, total.end_s)
     mean = _mean(rates)
     return {
@@ -92,11 +98,17 @@ def aggregate(replies: Sequence[Reply], rules: Rules) -> dict[str, Any] | None:
         "window_s": total.window_s,
         "tokens": total.tokens,
         "tokens_per_s": total.tokens_per_s,
-        "lanes": {lane: total.lane_tokens_per_s(lane) for lane in sorted(lanes)},
+        "lanes": {lane: _rate(lanes[lane], total) for lane in sorted(lanes)},
         "window_begins_s": total.begin_s - min(reply.begin_s for reply in replies),
         "slices_tokens_per_s": rates,
         "variation": math.sqrt(sum((r - mean) ** 2 for r in rates) / len(rates)) / mean if mean else None,
     }
+
+
+def _rate(streams: Sequence[Stream], window: Aggregate) -> float:
+    stamps = (stamp for stream in streams for stamp in stream.stamps)
+    inside = sum(stamp.tokens for stamp in stamps if window.begin_s <= stamp.at_s < window.end_s)
+    return inside / window.window_s if window.window_s > 0 else 0.0
 
 
 def by_lane(replies: Sequence[Reply]) -> dict[str, list[Stream]]:

@@ -53,7 +53,9 @@ async def run(work: drive.Work, asked: Asked, say: Callable[[str], None]) -> dic
                 one = asked.run(number)
                 say(f"{agents} agents for {one.seconds[0]:g} s")
                 cold = replace(work, nonce=f"{work.nonce}.{agents}")  # nothing of the run before helps this one
-                runs[f"{agents} agents"] = await _timed(one, drive.closed_loop(cold, agents, one.seconds[0]))
+                runs[f"{agents} agents"] = await _timed(
+                    one, drive.closed_loop(cold, agents, one.seconds[0]), alone=agents == 1
+                )
             return {
                 "runs": runs, "idle_lanes": idle_lanes(runs), "window_s": windows_s(runs),
                 **_scaling(asked.concurrency, runs),
@@ -84,15 +86,17 @@ async def run(work: drive.Work, asked: Asked, say: Callable[[str], None]) -> dic
             raise ValueError(f"no scenario {other!r}")
 
 
-async def _timed(asked: Asked, replies: Awaitable[Sequence[Reply]]) -> dict[str, Any]:
+async def _timed(asked: Asked, replies: Awaitable[Sequence[Reply]], *, alone: bool = False) -> dict[str, Any]:
     began_s = time.monotonic()
     found = await replies
-    return _part(asked, found, time.monotonic() - began_s)
+    return _part(asked, found, time.monotonic() - began_s, alone=alone)
 
 
-def _part(asked: Asked, replies: Sequence[Reply], seconds: float, *, by_turns: bool = False) -> dict[str, Any]:
+def _part(
+    asked: Asked, replies: Sequence[Reply], seconds: float, *, by_turns: bool = False, alone: bool = False
+) -> dict[str, Any]:
     """`by_turns`: parts of one run that took turns, so that a part has gaps and no rate of its own."""
-    found = figures(replies, asked.rules[0], asked.goals, seconds)
+    found = figures(replies, asked.rules[0], asked.goals, seconds, alone=alone)
     return {"figures": {**found, "aggregate": None} if by_turns else found, "rows": rows(replies)}
 
 

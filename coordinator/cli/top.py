@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import sys
 import time
 from typing import Any
 
@@ -56,7 +57,12 @@ def command(cluster: str | None, address: Address | None, every_s: float, once: 
         print(read_snapshot(page)[0], flush=True)
     if once:
         return
-    with Live(view(now), console=console, screen=console.is_terminal, auto_refresh=False) as shown:
+    while not console.is_terminal:  # a pipe or a file: one below the other
+        console.print(view(now))
+        sys.stdout.flush()
+        time.sleep(every_s)
+        now = read_snapshot(page)[1]
+    with Live(view(now), console=console, screen=True, auto_refresh=False) as shown:
         while True:
             time.sleep(every_s)
             try:

@@ -1,11 +1,14 @@
 """Bounds of the gRPC door that only a real connection meets."""
 
 import asyncio
+import contextlib
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator import limits
+from coordinator.doors.grpc import GENERATE
 from laneproto.v1 import serve_pb2
 from tests.fakes.doors import open_doors
 from tests.fakes.lane import Script
@@ -38,3 +41,54 @@ async def test_calls_at_once(tmp_path, monkeypatch):
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         for call in calls:
             call.cancel()
+
+
+async def test_calls_that_ask_for_no_answer(tmp_path, monkeypatch):
+    """Whoever watches the health of a door, with a key or without, leaves places for answers."""
+    monkeypatch.setattr(limits, "GRPC_OTHER_CALLS", 2)
+    async with open_doors(tmp_path, lanes=1, script=Script(tokens=(5,))) as cluster:
+        health = health_pb2_grpc.HealthStub(cluster.channel)
+        watching = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        for call in watching:
+            await call.read()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await health.Watch(health_pb2.HealthCheckRequest()).read()
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises(grpc.aio.AioRpcError, match="calls like this"):
+            await cluster.stub.ListLanes(serve_pb2.ListLanesRequest())
+        assert await cluster.generate(text="a", max_tokens=1)
+        watching[0].cancel()
+        async with asyncio.timeout(60):
+            while True:  # its place is free when the server has heard of it
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await health.Check(health_pb2.HealthCheckRequest())
+                    break
+                await asyncio.sleep(0.01)
+        watching[1].cancel()
+
+
+async def test_a_call_that_says_nothing_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "BODY_READ_S", 0.2)
+    async with open_doors(tmp_path, lanes=1, script=Script(tokens=(5,))) as cluster:
+
+        async def waits():
+            await asyncio.Event().wait()
+            yield b""
+
+        async def ends():
+            return
+            yield b""
+
+        async def garbage():
+            yield b"\xff\xff"
+
+        for messages, code, words in (
+            (waits, "DEADLINE_EXCEEDED", "did not arrive"),
+            (ends, "INVALID_ARGUMENT", "no message"),
+            (garbage, "INVALID_ARGUMENT", "not of this method's type"),
+        ):
+            for method in (GENERATE, GENERATE.replace("Generate", "GetModel")):
+                with pytest.raises(grpc.aio.AioRpcError, match=words) as refused:
+                    await cluster.channel.stream_stream(method)(messages()).read()
+                assert refused.value.code().name == code
+        assert await cluster.generate(text="a", max_tokens=1)

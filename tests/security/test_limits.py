@@ -338,6 +338,7 @@ ELSEWHERE = {
     "coordinator.GRPC_MESSAGE_BYTES": "contract/test_door_grpc.py::test_a_message_over_the_limit",
     "coordinator.GRPC_METADATA_BYTES": "security/test_grpc_limits.py::test_metadata",
     "coordinator.GRPC_CALLS": "security/test_grpc_limits.py::test_calls_at_once",
+    "coordinator.GRPC_OTHER_CALLS": "security/test_grpc_limits.py::test_calls_that_ask_for_no_answer",
     "coordinator.CHECKPOINT_HINTS": "unit/test_renderer.py::test_where_messages_begin",
     "lanes.MAX_RESIDENTS": "unit/test_conversations.py::test_slots_are_bounded_and_what_waits_makes_room",
     "lanes.MAX_CHECKPOINTS": "unit/test_conversations.py::test_checkpoints_are_bounded",

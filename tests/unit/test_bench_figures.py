@@ -53,6 +53,16 @@ def test_percentiles_are_values_that_were_seen(values, percent):
     assert sum(value <= found for value in values) / len(values) >= percent / 100 - 1e-9
 
 
+def test_one_agent_has_one_span_whichever_lanes_answer_it():
+    replies = [reply(str(k), f"lane-{k % 2}", begin=10.5 * k) for k in range(4)]
+    assert not figures(replies, RULES, Goals(1.0, 0.2), 42.0)["aggregate"]["valid"]
+    total = figures(replies, RULES, Goals(1.0, 0.2), 42.0, alone=True)["aggregate"]
+    assert total["valid"], total["reasons"]
+    assert total["tokens_per_s"] == pytest.approx(400 / 42, rel=0.03)
+    assert sum(total["lanes"].values()) == pytest.approx(total["tokens_per_s"])
+    assert total["lanes"].keys() == {"lane-0", "lane-1"}
+
+
 def test_two_lanes_are_aligned_and_never_summed():
     replies = [reply("a", "lane-0"), reply("b", "lane-1", begin=1.0)]
     found = figures(replies, RULES, Goals(1.0, 0.2), 13.5)
