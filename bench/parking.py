@@ -31,8 +31,12 @@ from bench.result import frame, write
 from bench.synthetic.shape import SHAPES
 from lanes.counters import Counters
 from lanes.device.arena import Arena
-from lanes.device.host import PinnedHost, staging_bytes
+from lanes.device.carrier import DeviceCarrier
+from lanes.device.host import PinnedHost
+from lanes.device.pool_pins import PoolPins
 from lanes.device.registered import Registered
+from lanes.device.side import Side
+from lanes.device.staging import Staging, size_for
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.state.checkpoint import Checkpoint
 from lanes.state.conversations import Conversations
@@ -55,12 +59,18 @@ class Lane:
     def __init__(self, path: Path, shape: StateShape, tokens: int, device: str) -> None:
         self.counters = Counters()
         budget_bytes = 4 * shape.bytes(tokens)
-        self.arena = Arena(budget_bytes, Registered() if device == "cuda" else None)
-        self.host = PinnedHost(self.arena, device, staging_bytes(SequenceState(shape, 1, device="meta").fixed()))
-        self.park = Parking(path, Identity.of(b"f" * 32, shape), self.counters, clock=time.monotonic)
+        mine, pools = (Registered() if device == "cuda" else None for _ in range(2))
+        self.arena = Arena(budget_bytes, mine)
+        side = Side(torch.device(device))
+        staging = Staging(side, size_for(shape))
+        self.host = PinnedHost(self.arena, side, staging)
+        self.seat = Seat(shape, tokens, device, self.host)
+        pins = PoolPins(pools)
+        self.carrier = DeviceCarrier(side, staging, pins, seat=self.seat.take, stays=self.arena.__contains__)
+        identity = Identity.of(b"f" * 32, shape)
+        self.park = Parking(path, identity, self.counters, clock=time.monotonic, carrier=self.carrier)
         states = StatePool(shape, budget_bytes, host=self.host)
         self.held = Conversations(states, self.counters, self.park)
-        self.seat = Seat(shape, tokens, device, self.host)
 
     def read(self, prompt: Sequence[int], room: int) -> tuple[SequenceState, float]:
         """The conversation as if it had read the prompt, in its seat; and the milliseconds until what was known was."""
@@ -108,6 +118,7 @@ class Lane:
     def close(self) -> None:
         """Gives everything back."""
         self.park.close()
+        self.carrier.close()
         self.arena.close()
 
     def settle(self) -> float:
@@ -152,6 +163,7 @@ def once(a: Lane, b: Lane, tokens: int, first: int) -> dict[str, float]:
     longer = [*prompt, *range(ADDED_TOKENS)]
     state, _ = a.read(longer, room)
     found["again"] = a.settle()
+    b.settle()  # as a lane that has nothing to do: it looks at what the pool has
     before_ns = b.counters.restore_ns
     back, found["restore_and_take"] = b.read([*longer, 7], room)
     assert b.counters.restores == restores + 1, "it was not restored"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from lanes.experts.policy import Policy
 from lanes.models import Model
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.runner import Experts, Runner
+from lanes.state.carrier import Carrier
 from lanes.state.pool import StatePool
 from shared_experts.attach import AttachedRegion
 from shared_experts.pack import Pack
@@ -42,6 +43,7 @@ class Parts:
     chunk: Chunk
     # Measures how prompts are read best; parts of at most so many rows are then read by decode windows.
     windows_up_to: Callable[[Runner], int] = lambda runner: 0
+    carrier: Carrier = field(default_factory=Carrier)  # of conversations to the host's park pool
 
 
 @dataclass(frozen=True, slots=True)

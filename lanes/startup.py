@@ -149,7 +149,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
         if config.park is not None:
             origin = SnapshotIdentity.of(manifest.fingerprint, states.shape)
             routing = b"" if config.prefill_routing == "exact" else config.prefill_routing.encode()
-            park = Parking(config.park, origin, counters, clock=time.monotonic, routing=routing)
+            park = Parking(config.park, origin, counters, clock=time.monotonic, routing=routing, carrier=parts.carrier)
             stack.callback(park.close)
         conversations = Conversations(states, counters, park)
         runner = ModelRunner(model, states, experts, conversations)

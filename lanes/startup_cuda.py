@@ -18,9 +18,13 @@ from lanes.chunk import Chunk, Layer, of_device, rows_that_fit
 from lanes.device import cuda
 from lanes.device.arena import Arena
 from lanes.device.budget import Needs, VramPlan, plan
-from lanes.device.host import PinnedHost, staging_bytes
+from lanes.device.carrier import DeviceCarrier
+from lanes.device.host import PinnedHost
 from lanes.device.pin import PinnedRegion
+from lanes.device.pool_pins import PoolPins
 from lanes.device.registered import Registered
+from lanes.device.side import Side
+from lanes.device.staging import Staging, size_for
 from lanes.errors import CudaUnavailable
 from lanes.experts.cache import ExpertCache
 from lanes.experts.gpu.experts import GpuExperts
@@ -42,7 +46,6 @@ from lanes.pace import FEW_ROWS, MANY_ROWS, pace_of, timed
 from lanes.parts import Opened, Parts
 from lanes.runner import Runner
 from lanes.state.pool import StatePool
-from lanes.state.sequence import SequenceState
 from shared_experts.attach import AttachedRegion
 from shared_experts.manifest import ExpertsInfo, Manifest
 from shared_experts.row_reader import cache_bytes
@@ -77,10 +80,10 @@ def cuda_parts(opened: Opened) -> Parts:
     context_tokens = opened.context_tokens(spec)
     shape = spec.state_shape(DTYPES[opened.pack.manifest.dense_dtype], drafts=opened.draft_layer)
     seat_bytes = shape.bytes(context_tokens)
-    kept_bytes = staging_bytes(SequenceState(shape, 1, device="meta").fixed())
+    staging_bytes = size_for(shape)
     records = DeviceRegion(opened.region, pinned)
     measured = _layer_pace(records, info, spec.experts_per_token, device.device)
-    divided, chunk = divide(opened, spec, seat_bytes + kept_bytes, measured)
+    divided, chunk = divide(opened, spec, seat_bytes + staging_bytes, measured)
     cuda.limit(device, divided.most_allocated_bytes)
     slots = DeviceSlots(divided.slots, info.record_bytes, device.device)
     cache = ExpertCache(records, info, divided.cache_bytes, opened.cache_policy, counters, slots)
@@ -97,8 +100,13 @@ def cuda_parts(opened: Opened) -> Parts:
     assert isinstance(inner, Qwen4Exp)
     # The sequence that runs has its state in VRAM; those that wait lie in host memory, as do checkpoints.
     budget_bytes = seat_bytes + config.state_budget_bytes
-    host = PinnedHost(_arena(opened, budget_bytes), device.device, kept_bytes)
+    arena, side = _arena(opened, budget_bytes), Side(device.device)
+    staging = Staging(side, staging_bytes)
+    host = PinnedHost(arena, side, staging)
     model = GpuQwen4Exp(inner, experts, context_tokens, host=host)
+    pins, cores = PoolPins(Registered()), config.cores if config.pinned else ()
+    carrier = DeviceCarrier(side, staging, pins, seat=model.take_seat, stays=arena.__contains__, cores=cores)
+    opened.stack.callback(carrier.close)
     if config.prefill_routing == "vram":
         model.near = inner.near = Near(experts.resident, counters)
     # What the driver counts beside torch's part: the context, kernels and graphs (on a GPU of this lane alone).
@@ -114,7 +122,7 @@ def cuda_parts(opened: Opened) -> Parts:
     def windows_up_to(runner: Runner) -> int:
         return _reading(opened, experts, cache, measured, rates, runner, spec.vocab, most_rows)
 
-    return Parts(kernel, experts, model, states, context_tokens, cache, chunk, windows_up_to)
+    return Parts(kernel, experts, model, states, context_tokens, cache, chunk, windows_up_to, carrier)
 
 
 def _arena(opened: Opened, size_bytes: int) -> Arena:

@@ -78,6 +78,22 @@ class ParkClient:
             raise ParkRefused("not one answer for each")
         return answers
 
+    def room(self, tenant: bytes, sizes: Sequence[int]) -> list[tuple[int, ...]]:
+        """As `ParkIndex.room`."""
+        places: list[tuple[int, ...]] = []
+        for first in range(0, len(sizes), limits.PARK_BLOBS_PER_MESSAGE):
+            part = list(sizes[first : first + limits.PARK_BLOBS_PER_MESSAGE])
+            reply = self._call({"op": "room", "tenant": tenant, "sizes": part})
+            places += [self._segments(segments) for segments in words.items(reply.get("segments"), len(part))]
+        if len(places) != len(sizes):
+            raise ParkRefused("not one answer for each")
+        return places
+
+    def name(self, digests: Sequence[bytes]) -> None:
+        """As `ParkIndex.name`."""
+        for first in range(0, len(digests), limits.PARK_BLOBS_PER_MESSAGE):
+            self._call({"op": "name", "digests": list(digests[first : first + limits.PARK_BLOBS_PER_MESSAGE])})
+
     def publish(self, tenant: bytes, pages: int, marks: Sequence[tuple[int, bytes, int]]) -> int:
         """As `ParkIndex.publish`; marks are (tokens, chain, pages)."""
         reply = self._call({"op": "publish", "tenant": tenant, "pages": pages, "marks": marks})
@@ -89,7 +105,11 @@ class ParkClient:
 
     def changes(self, after: int) -> tuple[int, bool, bool, list[int], list[Parked]]:
         """(sequence, void, more, removed numbers, conversations), as `ParkIndex.changes`."""
+        assert self.memory is not None
         reply = self._call({"op": "changes", "after": after})
+        self.memory.touched_bytes = self.memory.segment_bytes * words.whole(
+            reply.get("touched"), 0, self.memory.segments
+        )
         entries = []
         for number, tenant, marks in words.items(reply.get("entries"), limits.PARK_ENTRIES, 3):
             found = words.items(marks, limits.PARK_MARKS, 2)
@@ -144,6 +164,9 @@ class ParkClient:
         if not message:
             raise ParkUnavailable("the owner closed the connection")
         reply = words.decode(message)
+        punches = words.whole(reply.get("punches"))
+        if self.memory is not None:
+            self.memory.punches = punches
         if refused := reply.get("refused"):
             raise (ParkFull if refused == ParkFull.code else ParkRefused)(str(reply.get("reason"))[:200])
         return reply

@@ -141,10 +141,33 @@ class ParkIndex:
             held.leased.append(blob)
         return answers
 
+    def room(
+        self, holder: object, tenant: Tenant, sizes: Sequence[int], *, fresh: int | None = None
+    ) -> list[tuple[int, ...]]:
+        """Leases segments for blobs whose digests are known only once they were written: `name` tells them."""
+        nameless = [(b"", size_bytes) for size_bytes in sizes]
+        found = self.lease(holder, tenant, nameless, fresh=fresh)
+        return [segments if isinstance(segments, tuple) else () for segments in found]
+
+    def name(self, holder: object, digests: Sequence[Digest]) -> None:
+        """The digests of the first nameless blobs of the lease; what is there already keeps no second place."""
+        leased = self._holders.get(holder, _Holder()).leased
+        nameless = [at for at, blob in enumerate(leased) if not blob.digest]
+        if len(digests) > len(nameless):
+            raise ParkRefused("more names than blobs without one")
+        for at, digest in zip(nameless, digests, strict=False):
+            blob = leased[at]
+            blob.digest = digest
+            there = self._blobs.get((blob.tenant, digest))
+            if there is not None and there.size_bytes == blob.size_bytes:
+                there.users += 1
+                leased[at] = there
+                self._let_go(blob)
+
     def publish(self, holder: object, tenant: Tenant, pages: int, marks: Sequence[Mark]) -> int:
         """What was leased, pages, checkpoints, header, is a conversation from now on; returns its number."""
         leased = self._holders.get(holder, _Holder()).leased
-        if len(leased) != pages + len(marks) + 1 or any(blob.tenant != tenant for blob in leased):
+        if len(leased) != pages + len(marks) + 1 or any(blob.tenant != tenant or not blob.digest for blob in leased):
             raise ParkRefused("what was leased is not what is published")
         if len(marks) > limits.PARK_MARKS or not all(0 < m.pages <= pages for m in marks):
             raise ParkRefused("marks that no conversation has")
@@ -313,10 +336,12 @@ class ParkIndex:
                 break
             if not self.evict():
                 raise ParkFull("the park pool is full of what is in use")
-        taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        while len(taken) < count:
-            taken.append(self._fresh)
-            self._fresh += 1
+        kept = max(0, len(self._free) - count)
+        taken = self._free[kept:]  # as they were given back: mostly side by side and ascending
+        del self._free[kept:]
+        new = count - len(taken)
+        taken += range(self._fresh, self._fresh + new)
+        self._fresh += new
         return tuple(taken)
 
     def _used(self, entry: Entry) -> None:

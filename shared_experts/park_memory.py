@@ -34,6 +34,7 @@ class ParkMemory:
     def __init__(self, fd: int, segment_bytes: int) -> None:
         """Takes over `fd`. Raises ParkRefused where it is no pool."""
         self.fd, self.segment_bytes = fd, segment_bytes
+        self.punches = self.touched_bytes = 0  # as the owner last said: memory given back so often, memory ever used
         try:
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
                 raise ParkRefused("the pool's descriptor is not sealed against a change of its size")
@@ -72,6 +73,36 @@ class ParkMemory:
         if not 0 <= number < self.segments:
             raise ParkRefused("a segment outside the pool")
         return self._bytes[number * self.segment_bytes : (number + 1) * self.segment_bytes]
+
+    @property
+    def address(self) -> int:
+        """Of the first segment, here."""
+        return int(self._bytes.ctypes.data)
+
+    def runs(self, segments: tuple[int, ...], size_bytes: int, border_bytes: int = 0) -> list[tuple[int, int]]:
+        """(offset in the pool, bytes) of the first `size_bytes` in these segments, neighbours as one run.
+
+        None goes over a multiple of `border_bytes`. Raises ParkRefused where they are too few, or outside.
+        """
+        if len(segments) * self.segment_bytes < size_bytes:
+            raise ParkRefused("fewer segments than bytes")
+        found: list[tuple[int, int]] = []
+        for at, number in enumerate(segments):
+            self.segment(number)  # in range
+            offset = number * self.segment_bytes
+            part = min(self.segment_bytes, size_bytes - at * self.segment_bytes)
+            if part <= 0:
+                break
+            last = found[-1] if found else (-1, 0)
+            if sum(last) == offset and not (border_bytes and offset % border_bytes == 0):
+                found[-1] = (last[0], last[1] + part)
+            else:
+                found.append((offset, part))
+        return found
+
+    def view(self, offset: int, size_bytes: int) -> Bytes:
+        """The bytes of a run."""
+        return self._bytes[offset : offset + size_bytes]
 
     def write(self, segments: tuple[int, ...], data: Bytes) -> None:
         """Fills segments in order; what is left of the last one is not touched."""

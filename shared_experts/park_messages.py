@@ -2,12 +2,18 @@
 
     hello                           -> segment_bytes, total_bytes, generation, and the pool's descriptor
     lease    tenant, blobs          -> segments: for each blob true (there), false, or the segments to write
+    room     tenant, sizes          -> segments: for each size those to write; its digest is told by `name`
+    name     digests                -> nothing
     publish  tenant, pages, marks   -> number
     abandon                         -> nothing
-    changes  after                  -> sequence, void, more, removed, entries [number, tenant, [tokens, chain]…]
+    changes  after                  -> sequence, void, more, removed, entries [number, tenant, [tokens, chain]…],
+                                       touched: segments ever used
     pin      number, tenant         -> header: digest, size, segments
     where    number, digests        -> blobs: nil, or size and segments
     unpin    number                 -> nothing
+
+Every reply has `punches`: how often the owner gave memory of free segments back to the host. Who pinned pages of the
+pool pins them anew when it has changed: segments that were given back are other pages now.
 
 Not here: sockets, what an entry is (park_index). Invariant: nothing of a message is used before its type and range were
 looked at; a message is at most `PARK_MESSAGE_BYTES`.

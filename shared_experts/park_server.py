@@ -50,6 +50,7 @@ class ParkServer(ListeningThread):
         self._total_bytes, self._segment_bytes, self._disk = total_bytes, segment_bytes, disk
         self._last_tenant: dict[int, bytes] = {}  # of every segment that was ever leased
         self._looked_s = 0.0  # at the host's memory
+        self._punches = 0
 
     def start(self) -> None:
         """Makes the pool, takes the name and answers from now on. Raises RegionError or RegionBusy."""
@@ -121,9 +122,10 @@ class ParkServer(ListeningThread):
         fds: list[int] = []
         try:
             fields = words.decode(message)
-            reply = words.encode(self._do(client, fields, fds))
+            reply = words.encode({"punches": self._punches, **self._do(client, fields, fds)})
         except ParkError as error:
-            reply = words.encode({"refused": error.code, "reason": str(error)[:200]})
+            refused = {"punches": self._punches, "refused": error.code, "reason": str(error)[:200]}
+            reply = words.encode(refused)
         except Exception:
             _log.exception("park_answer_failed")
             return False
@@ -146,6 +148,12 @@ class ParkServer(ListeningThread):
                 }  # fmt: skip
             case "lease":
                 return {"segments": self._lease(client, fields)}
+            case "room":
+                return {"segments": self._room(client, fields)}
+            case "name":
+                digests = words.items(fields.get("digests"), limits.PARK_BLOBS_PER_MESSAGE)
+                self.index.name(client, [words.octets(digest) for digest in digests])
+                return {}
             case "publish":
                 marks = words.items(fields.get("marks"), limits.PARK_MARKS, 3)
                 number = self.index.publish(
@@ -177,14 +185,31 @@ class ParkServer(ListeningThread):
         tenant = words.octets(fields.get("tenant"))
         blobs = words.items(fields.get("blobs"), limits.PARK_BLOBS_PER_MESSAGE, 2)
         wanted = [(words.octets(d), words.whole(s, 0, self._memory.total_bytes)) for d, s in blobs]
-        room_bytes = host_memory.available_bytes() - host_memory.floor_bytes()
-        answers = self.index.lease(client, tenant, wanted, fresh=max(0, room_bytes // self._segment_bytes))
+        answers = self.index.lease(client, tenant, wanted, fresh=self._fresh())
         for segments in answers:
-            for number in segments if isinstance(segments, tuple) else ():
-                if self._last_tenant.get(number, tenant) != tenant:
-                    self._memory.segment(number)[:] = 0
-                self._last_tenant[number] = tenant
+            self._clear(segments if isinstance(segments, tuple) else (), tenant)
         return answers
+
+    def _room(self, client: socket.socket, fields: dict[str, object]) -> list[tuple[int, ...]]:
+        tenant = words.octets(fields.get("tenant"))
+        sizes = words.items(fields.get("sizes"), limits.PARK_BLOBS_PER_MESSAGE)
+        wanted = [words.whole(size, 1, self._memory.total_bytes) for size in sizes]
+        answers = self.index.room(client, tenant, wanted, fresh=self._fresh())
+        for segments in answers:
+            self._clear(segments, tenant)
+        return answers
+
+    def _fresh(self) -> int:
+        """How many segments that were never used may be taken."""
+        room_bytes = host_memory.available_bytes() - host_memory.floor_bytes()
+        return max(0, room_bytes // self._segment_bytes)
+
+    def _clear(self, segments: tuple[int, ...], tenant: bytes) -> None:
+        """They are this tenant's from now on."""
+        for number in segments:
+            if self._last_tenant.get(number, tenant) != tenant:
+                self._memory.segment(number)[:] = 0
+            self._last_tenant[number] = tenant
 
     def _changes(self, after: int) -> dict[str, object]:
         changes = self.index.changes(after)
@@ -193,6 +218,7 @@ class ParkServer(ListeningThread):
             return [entry.number, entry.tenant, [[mark.tokens, mark.chain] for mark in entry.marks]]
 
         return {
+            "touched": self.index.touched_segments,
             "sequence": changes.sequence, "void": changes.void, "more": changes.more, "removed": changes.removed,
             "entries": [told(entry) for entry in changes.entries],
         }  # fmt: skip
@@ -207,4 +233,5 @@ class ParkServer(ListeningThread):
             for number in given:
                 self._last_tenant.pop(number, None)
             with contextlib.suppress(ParkError):
+                self._punches += 1
                 self._memory.punch(given)

@@ -99,22 +99,24 @@ class Conversations:
             self._drop(resident)
         self._tell()
 
-    def background(self, most_bytes: int) -> bool:
+    def background(self, most_bytes: int, *, hurry: bool = False) -> bool:
         """Parks about that many bytes of what waits, what was begun first, then the latest; False when there is
-        nothing left to do."""
+        nothing left to do. Without `hurry` nothing is waited for."""
         if self._park is None:
             return False
         wanting = [resident for resident in self._waiting() if self._park.wants(resident)]
         if wanting:
             begun = self._park.under_way
-            self._park.step(begun if begun in wanting else wanting[-1], most_bytes)
+            self._park.step(begun if begun in wanting else wanting[-1], most_bytes, hurry=hurry)
         return bool(wanting)
 
     def idle(self) -> bool:
         """What can be done while nothing runs, in small steps; False when there is nothing left to do."""
-        if self._park is not None and self._park.poll():
+        if self._park is None:
+            return False
+        if self._park.poll():
             self._tell()
-        return self.background(limits.PARK_BYTES_PER_STEP)
+        return self.background(limits.PARK_BYTES_PER_STEP, hurry=True) or self._park.prepare()
 
     def prefixes(self) -> Iterator[tuple[bytes, int]]:
         """(chain, tokens) of every place where a prompt can be taken up."""

@@ -3,32 +3,35 @@
     step: pages and checkpoints that the pool has not yet ──▶ header, last ──▶ published
     back: header ──▶ its tokens are the prompt's ──▶ pages and checkpoint into a fresh sequence, digest by digest
 
-Not here: which conversation (conversations), the pool's index (shared_experts.park_index), what a snapshot is. A lane
-without a pool, or whose owner is away, works on without.
+Not here: which conversation (conversations), how bytes get there (carrier), the pool's index
+(shared_experts.park_index), what a snapshot is. A lane without a pool, or whose owner is away, works on without.
 Invariants: only what does not change is copied (a conversation that waits); what comes back is verified whole before
-anything may go on from it; after any failure the prompt is read instead.
+anything may go on from it; after any failure the prompt is read instead; segments are given up only once nothing that
+this lane began is under way to them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import structlog
+import torch
 
 from laneproto.chain import EMPTY, chain
 from lanes import limits
 from lanes.counters import Counters
 from lanes.state import snapshot
+from lanes.state.carrier import Carrier, Fixed, Job, Part, Rows
 from lanes.state.errors import SnapshotRefused
 from lanes.state.mirror import ParkMirror
 from lanes.state.resident import Resident
 from lanes.state.reuse import Ids
-from lanes.state.sequence import SequenceState
 from lanes.state.snapshot import Header, Identity, SavedMark
-from shared_experts.errors import ParkError, ParkRefused
+from shared_experts.errors import ParkError
 from shared_experts.park_client import ParkClient, Parked
 
 _log = structlog.get_logger(__name__)
@@ -38,11 +41,13 @@ class Parking:
     """Used by the engine's thread alone."""
 
     def __init__(
-        self, path: Path, identity: Identity, counters: Counters, *, clock: Callable[[], float], routing: bytes = b""
-    ) -> None:
+        self, path: Path, identity: Identity, counters: Counters, *, clock: Callable[[], float], routing: bytes = b"",
+        carrier: Carrier | None = None,
+    ) -> None:  # fmt: skip
         """`routing` names how prompts are read where that is approximate: other states are then not seen, nor these."""
         self._path, self._identity, self._counters, self._clock = path, identity, counters, clock
-        self._routing = routing
+        self._routing, self._carrier = routing, carrier or Carrier()
+        self._hurry = True
         self._client: ParkClient | None = None
         self._retry_s = self._polled_s = -1e9
         self._job: tuple[Resident, int, Iterator[int]] | None = None  # who, its length, the rest of the work
@@ -65,9 +70,10 @@ class Parking:
         """The conversation of which a part is in the pool already."""
         return self._job[0] if self._job else None
 
-    def step(self, resident: Resident, most_bytes: int) -> bool:
-        """Parks about that many bytes more of it; True when it is parked, or cannot be now."""
-        began_ns = time.monotonic_ns()
+    def step(self, resident: Resident, most_bytes: int, *, hurry: bool = True) -> bool:
+        """Parks about that many bytes more of it; True when it is parked, or cannot be now. Without `hurry` nothing is
+        waited for: what is under way goes on beside."""
+        began_ns, self._hurry = time.monotonic_ns(), hurry
         try:
             if self._job is None or self._job[:2] != (resident, resident.length):
                 self.leave_off()
@@ -88,6 +94,7 @@ class Parking:
         """The conversation goes on, or goes: what was begun for it is given up."""
         if self._job is not None and resident in (None, self._job[0]):
             self._job = None
+            self._carrier.settle()
             if self._client is not None:
                 try:
                     self._client.abandon()
@@ -100,9 +107,16 @@ class Parking:
         tokens = resident.length
         known = self._still_there(client, tenant, resident)
         settled, names = state.settled // limits.PAGE_TOKENS, list(known)
-        for batch in self._batches(state, range(len(known), -(-tokens // limits.PAGE_TOKENS)), tokens):
-            names += self._put(client, tenant, batch)
-            yield sum(data.nbytes for data in batch)
+        pages = range(len(known), -(-tokens // limits.PAGE_TOKENS))
+        rows = [Rows(state, *snapshot.page_range(page, tokens), tokens) for page in pages]
+        under: deque[Job] = deque()  # two batches at most: one is copied while the other's digests are taken
+        for batch in self._batches(rows):
+            under.append(self._begin(client, tenant, batch))
+            yield sum(part.size_bytes for part in batch)
+            if len(under) > 1:
+                names += yield from self._named(client, under.popleft())
+        while under:
+            names += yield from self._named(client, under.popleft())
         resident.pages = names[:settled]
         marks: list[SavedMark] = []
         own = min(resident.checkpoints, default=tokens)
@@ -115,16 +129,16 @@ class Parking:
             if checkpoint is None:  # it gave way between two steps, and was zeroed
                 continue
             if not checkpoint.digest or client.lease(tenant, [(checkpoint.digest, 0)]) != [True]:
-                (checkpoint.digest,) = self._put(client, tenant, [snapshot.pack(checkpoint.tensors)])
-                yield sum(tensor.nbytes for tensor in checkpoint.tensors)
+                part = Fixed(checkpoint.tensors)
+                (checkpoint.digest,) = yield from self._one(client, tenant, part)
             marks.append(SavedMark(position, checkpoint.waiting, checkpoint.digest))
         if tokens not in resident.checkpoints:
-            data = snapshot.pack(state.fixed())
             waiting = state.draft.waiting if state.draft else 0
-            marks.append(SavedMark(tokens, waiting, *self._put(client, tenant, [data])))
-            yield data.nbytes
+            (name,) = yield from self._one(client, tenant, Fixed(tuple(state.fixed()), state.seated))
+            marks.append(SavedMark(tokens, waiting, name))
         header = Header(self._identity, tenant, resident.ids.copy(), tuple(names), tuple(marks))
-        self._put(client, tenant, [np.frombuffer(header.encode(), np.uint8)])
+        data = torch.from_numpy(np.frombuffer(header.encode(), np.uint8).copy())
+        yield from self._one(client, tenant, Fixed((data,)))
         told = [(m.tokens, resident.chain_at(m.tokens), -(-m.tokens // limits.PAGE_TOKENS)) for m in marks]
         number = client.publish(tenant, len(names), told)
         places = tuple((tokens, chain) for tokens, chain, _ in told)
@@ -141,26 +155,34 @@ class Parking:
             return []
         return [name for name, _ in known]
 
-    def _batches(self, state: SequenceState, pages: range, tokens: int) -> Iterator[list[snapshot.Bytes]]:
-        batch: list[snapshot.Bytes] = []
-        for page in pages:
-            batch.append(snapshot.pack(state.rows(*snapshot.page_range(page, tokens))))
-            if page == pages[-1] or sum(data.nbytes for data in batch) >= limits.PARK_BYTES_PER_STEP // 4:
+    def _batches(self, rows: list[Rows]) -> Iterator[list[Rows]]:
+        batch: list[Rows] = []
+        for part in rows:
+            batch.append(part)
+            following = part.size_bytes + sum(each.size_bytes for each in batch)
+            if part is rows[-1] or following > self._carrier.batch_bytes:
                 yield batch
                 batch = []
 
-    def _put(self, client: ParkClient, tenant: bytes, parts: list[snapshot.Bytes]) -> list[bytes]:
-        """Writes what of these parts the pool has not; returns their digests."""
+    def _begin(self, client: ParkClient, tenant: bytes, parts: Sequence[Part]) -> Job:
+        """These parts are on their way to segments of their own."""
         assert client.memory is not None
-        names = [snapshot.digest(data) for data in parts]
-        answers = client.lease(tenant, [(name, data.nbytes) for name, data in zip(names, parts, strict=True)])
-        for segments, data in zip(answers, parts, strict=True):
-            if segments is False:
-                raise ParkRefused("the owner gave no place")
-            if segments is not True:
-                client.memory.write(segments, data)
-                self._counters.park_bytes += data.nbytes
+        places = client.room(tenant, [part.size_bytes for part in parts])
+        self._counters.park_bytes += sum(part.size_bytes for part in parts)
+        return self._carrier.out(client.memory, parts, places, hurry=self._hurry)
+
+    def _named(self, client: ParkClient, job: Job) -> Generator[int, None, list[bytes]]:
+        """Digests of what was begun first, once they are known; the owner knows them too."""
+        while not (self._hurry or job.done()):
+            yield limits.PARK_BYTES_PER_STEP
+        names = job.names()
+        client.name(names)
         return names
+
+    def _one(self, client: ParkClient, tenant: bytes, part: Part) -> Generator[int, None, list[bytes]]:
+        job = self._begin(client, tenant, [part])
+        yield part.size_bytes
+        return (yield from self._named(client, job))
 
     # --- back from the pool
 
@@ -180,6 +202,11 @@ class Parking:
         except ParkError as error:
             self._failed(error)
             return True
+
+    def prepare(self) -> bool:
+        """A small step of getting ready for what the pool has; False when there is none left to do."""
+        memory = self._client.memory if self._client is not None else None
+        return memory is not None and self._carrier.look(memory)
 
     def find(self, prompt: Ids, salt: bytes) -> tuple[int, int] | None:
         """(number, tokens) of the longest parked prefix of the prompt; equal chains, tokens not compared yet."""
@@ -229,16 +256,17 @@ class Parking:
             raise SnapshotRefused("more tokens wait than can")
         names = header.pages[: -(-tokens // limits.PAGE_TOKENS)]
         places = client.where(number, [*names, mark.digest])
-        state.reserve(tokens)
-        for page, (name, (size_bytes, segments)) in enumerate(zip(names, places, strict=False)):
-            first, end = snapshot.page_range(page, whole)
-            if size_bytes != snapshot.page_bytes(state.shape, first, end):
-                raise SnapshotRefused("a page of another size")
-            snapshot.unpack_page(self._get(client, name, size_bytes, segments), state, first, end, tokens)
-        size_bytes, segments = places[-1]
-        if size_bytes != snapshot.fixed_bytes(state):
+        pages = [Rows(state, *snapshot.page_range(page, whole), tokens) for page in range(len(names))]
+        if any(size != part.size_bytes for (size, _), part in zip(places, pages, strict=False)):
+            raise SnapshotRefused("a page of another size")
+        if places[-1][0] != state.shape.fixed_bytes():
             raise SnapshotRefused("a checkpoint of another size")
-        snapshot.unpack_fixed(self._get(client, mark.digest, size_bytes, segments), state)
+        assert client.memory is not None
+        self._carrier.welcome(state)
+        state.reserve(tokens)
+        parts: list[Part] = [Fixed(tuple(state.fixed()), state.seated), *pages]  # the longest digest first
+        segments = [each for _, each in (places[-1], *places[:-1])]
+        self._carrier.back(client.memory, parts, segments, [mark.digest, *names])
         if state.draft is not None:
             state.draft.waiting = mark.waiting
         state.length = tokens
@@ -281,6 +309,7 @@ class Parking:
     def close(self) -> None:
         """Ends the connection."""
         if self._client is not None:
+            self._carrier.forget()
             self._client.close()
             self._client = None
             self.mirror = ParkMirror()

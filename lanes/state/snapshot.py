@@ -155,8 +155,13 @@ def unpack_page(data: Bytes, state: SequenceState, first: int, end: int, until: 
 
 def unpack_fixed(data: Bytes, state: SequenceState) -> None:
     """Puts a checkpoint into the state's tensors of fixed size."""
+    unpack(data, state.fixed())
+
+
+def unpack(data: Bytes, tensors: Sequence[torch.Tensor]) -> None:
+    """The way back from `pack`."""
     at = 0
-    for tensor in state.fixed():
+    for tensor in tensors:
         part = torch.from_numpy(data[at : at + tensor.nbytes].copy())
         tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
         at += tensor.nbytes

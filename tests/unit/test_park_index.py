@@ -1,6 +1,7 @@
 """The index of the park pool: bounded whatever happens, nothing in use goes, shared roots stay longest."""
 
 import hashlib
+import itertools
 
 import pytest
 from hypothesis import given, settings
@@ -212,3 +213,42 @@ def test_ten_thousand_conversations_stay_inside():
     assert len(roots) == 7
     index.leave("lane")
     assert not index._holders
+
+
+def test_names_that_come_after_the_bytes():
+    index = ParkIndex(100, 1)
+    park(index, "r")
+    before = index.used_segments
+    places = index.room("lane", A, [1, 2, 3])
+    assert [len(place) for place in places] == [1, 2, 3]
+    with pytest.raises(ParkRefused):
+        index.publish("lane", A, 1, [Mark(64, name("m"), 1)])  # nameless
+    index.name("lane", [name("p", "r")])
+    assert index.used_segments == before + 5, "it is there: no second place"
+    index.name("lane", [name("c"), name("h")])
+    with pytest.raises(ParkRefused):
+        index.name("lane", [name("x")])
+    assert index.lease("other", A, [(name("c"), 0)]) == [False], "seen only once it is published"
+    number = index.publish("lane", A, 1, [Mark(128, name("m"), 1)])
+    assert index.pin("lane", number, A).pages[0].entries == 2
+    assert index.lease("other", A, [(name("c"), 0)]) == [True]
+
+
+@pytest.mark.parametrize("named", [0, 1, 3])
+def test_whoever_dies_before_publishing_leaves_nothing(named):
+    index = ParkIndex(100, 1)
+    index.room("lane", A, [1, 2, 3])
+    index.name("lane", [name(n) for n in range(named)])
+    index.leave("lane")
+    assert index.used_segments == 0
+    assert len(index) == 0
+
+
+def test_segments_of_a_blob_are_neighbours_again_after_they_were_free():
+    index = ParkIndex(12, 1)
+    for seed in "ab":
+        park(index, seed, size=2)
+    while index.evict():
+        pass
+    for place in index.room("lane", A, [3, 3, 3]):
+        assert sum(b - a != 1 for a, b in itertools.pairwise(place)) <= 1

@@ -4,22 +4,29 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from lanes import limits
 from lanes.counters import Counters
 from lanes.device.arena import Arena
-from lanes.device.host import PinnedHost, staging_bytes
+from lanes.device.carrier import DeviceCarrier
+from lanes.device.host import PinnedHost
+from lanes.device.pool_pins import PoolPins
+from lanes.device.registered import Registered
+from lanes.device.side import Side
+from lanes.device.staging import Staging, size_for
+from lanes.state.carrier import Carrier
 from lanes.state.conversations import Conversations
 from lanes.state.host import PLAIN, Host
 from lanes.state.parking import Parking
 from lanes.state.pool import StatePool
 from lanes.state.seat import Seat
-from lanes.state.sequence import SequenceState
 from lanes.state.snapshot import Identity
 from shared_experts.park_server import ParkServer
 from tests.fakes.late_host import LateHost
 from tests.fakes.states import SHAPE, fresh, read, same
 from tests.unit.test_conversations import feed
+from tests.unit.test_device_start import Driver
 
 CONTEXT = 200
 IDENTITY = Identity.of(b"f" * 32, SHAPE)
@@ -28,11 +35,21 @@ IDENTITY = Identity.of(b"f" * 32, SHAPE)
 class Lane:
     """As a lane on a GPU has them: whoever runs takes the seat and keeps it."""
 
-    def __init__(self, path, kept_tokens: int, host: Host = PLAIN) -> None:
+    def __init__(self, path, kept_tokens: int, host: Host = PLAIN, arena: Arena | None = None) -> None:
         self.counters = Counters()
-        self.park = Parking(path, IDENTITY, self.counters, clock=time.monotonic)
+        carrier = Carrier()
+        if arena is not None:
+            side = Side(torch.device("cpu"))
+            staging = Staging(side, size_for(SHAPE))
+            host = PinnedHost(arena, side, staging)
+        self.seat = Seat(SHAPE, CONTEXT, "cpu", host)
+        if arena is not None:
+            pins = PoolPins(Registered(load=lambda name: Driver()), piece_bytes=4096)
+            carrier = DeviceCarrier(side, staging, pins, seat=self.seat.take, stays=arena.__contains__)
+        self.carrier = carrier
+        self.park = Parking(path, IDENTITY, self.counters, clock=time.monotonic, carrier=carrier)
         pool = StatePool(SHAPE, SHAPE.bytes(CONTEXT) + kept_tokens * 200, host=None if host is PLAIN else host)
-        self.held, self.seat = Conversations(pool, self.counters, self.park), Seat(SHAPE, CONTEXT, "cpu", host)
+        self.held = Conversations(pool, self.counters, self.park)
 
     def turn(self, prompt: list[int], answer: list[int], marks: tuple[int, ...] = ()) -> int:
         """A whole generation; the tokens that were known."""
@@ -60,24 +77,24 @@ class Lane:
         raise AssertionError("never idle")
 
 
-@pytest.fixture(params=["plain", "late", "pinned"])
+@pytest.fixture(params=["plain", "late", "device"])
 def lanes(tmp_path, monkeypatch, request):
     """Host memory as on a CPU; whose copies come as late as they may; as on a GPU, played on the CPU."""
     monkeypatch.setattr(limits, "PAGE_TOKENS", 16)
-    arenas = [Arena(1 << 18, None) for _ in range(2 * (request.param == "pinned"))]
-    kept_bytes = staging_bytes(SequenceState(SHAPE, 1).fixed())
-    hosts = {
-        "plain": [PLAIN, PLAIN],
-        "late": [LateHost(), LateHost()],
-        "pinned": [PinnedHost(arena, "cpu", kept_bytes) for arena in arenas],
-    }[request.param]
     with ParkServer(tmp_path / "park.sock", 4 << 20, segment_bytes=512) as server:
-        made = [Lane(server.path, 300, host) for host in hosts]
+        arenas = [Arena(1 << 18, None) for _ in range(2)]
+        made = {
+            "plain": lambda arena: Lane(server.path, 300),
+            "late": lambda arena: Lane(server.path, 300, LateHost()),
+            "device": lambda arena: Lane(server.path, 300, arena=arena),
+        }[request.param]
+        made = [made(arena) for arena in arenas]
         yield made
-        for lane in made:
+        for lane, arena in zip(made, arenas, strict=True):
             lane.park.close()
-    for arena in arenas:
-        arena.close()
+            if isinstance(lane.carrier, DeviceCarrier):
+                lane.carrier.close()
+            arena.close()
 
 
 def ids(rng: np.random.Generator, count: int) -> list[int]:

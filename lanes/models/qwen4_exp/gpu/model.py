@@ -102,10 +102,10 @@ class GpuQwen4Exp:
         state = states[runs[0][0]]
         check(window, states, self.spec)
         if window.token_ids.shape[0] <= MOST_ROWS and window.want_logits.numpy().all():
-            self._seat(state)
+            self.take_seat(state)
             return self._decode(window, state, meanwhile)
         self._experts.begin_prompt(window.token_ids.shape[0])  # experts are on their way while the state moves
-        self._seat(state)
+        self.take_seat(state)
         self.settle(state)
         return self._inner.forward(window, states, meanwhile)
 
@@ -149,10 +149,11 @@ class GpuQwen4Exp:
 
     def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
         """The draft layer's logits fp32 [V]; the state is the one that runs."""
-        self._seat(state)
+        self.take_seat(state)
         return self._inner.guess(state, token, number)
 
-    def _seat(self, state: SequenceState) -> None:
+    def take_seat(self, state: SequenceState) -> None:
+        """The state is in the seat from now on; whoever was there is settled and lies in host memory."""
         occupant = self.seat.occupant
         if occupant is not state:
             if occupant is not None:

@@ -1,0 +1,208 @@
+"""Conversations between a GPU's memory and the park pool, by copy engines; digests by threads beside.
+
+    out    rows ─gather─▶ staging ─copies─▶ segments ─▶ digest            gather: the computing stream, at memory speed
+    back   segments ─copies─▶ staging ─scatter─▶ rows,  segments ─▶ digest, checked
+
+Pages lie apart in a state (some rows of every buffer of every layer) and together in the pool, so they are put together
+on the device, many at once: then copies are few and large. A part's digest is taken of its segments after the copy: on
+the way back a stray write before the copy is seen. What lies in host memory is copied by threads.
+
+Not here: which parts (parking). Invariant: what is told to the computing stream after `out` may overwrite the parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+import xxhash
+
+from lanes.device import pages
+from lanes.device.pool_pins import PoolPins
+from lanes.device.side import Side
+from lanes.device.staging import Staging
+from lanes.state import snapshot
+from lanes.state.carrier import Carrier, Job, Part, Segments
+from lanes.state.errors import SnapshotRefused
+from lanes.state.host import Arrival
+from lanes.state.sequence import SequenceState
+from shared_experts.park_memory import ParkMemory
+
+THREADS = 4  # that take digests: together a link's rate
+NICE = 10  # of the thread that copies while windows run
+
+
+class _Under(Job):
+    """Digests that threads take."""
+
+    def __init__(self, digests: list[Future[bytes]]) -> None:
+        self._digests = digests
+
+    def done(self) -> bool:
+        """Whether all are known."""
+        return all(digest.done() for digest in self._digests)
+
+    def names(self) -> list[bytes]:
+        """Once they are."""
+        return [digest.result() for digest in self._digests]
+
+
+class DeviceCarrier(Carrier):
+    """`seat` moves a state to the device; `cores` are where its threads may run while nothing computes."""
+
+    def __init__(
+        self,
+        side: Side,
+        staging: Staging,
+        pins: PoolPins,
+        *,
+        seat: Callable[[SequenceState], None],
+        stays: Callable[[torch.Tensor], bool],
+        cores: Sequence[int] = (),
+    ) -> None:
+        """`stays(tensor)`: its memory is not written while somebody refers to it (an `Arena`'s)."""
+        self._side, self._staging, self._pins, self._seat, self._stays = side, staging, pins, seat, stays
+        self._cores = set(cores)
+        self._quick = ThreadPoolExecutor(THREADS, "park", self._spread)
+        self._slow = ThreadPoolExecutor(1, "park-beside", _step_back)
+        self._under: list[Future[bytes]] = []
+        self.batch_bytes = staging.half_bytes
+
+    def out(self, memory: ParkMemory, parts: Sequence[Part], places: Sequence[Segments], *, hurry: bool) -> Job:
+        """Seated parts by copies, others by threads."""
+        digests: list[Future[bytes]] = []
+        threads = self._quick if hurry else self._slow
+        for group in pages.groups(list(zip(parts, places, strict=True)), self.batch_bytes):
+            if group[0][0].seated:
+                digests += self._send(memory, group, threads)
+                continue
+            for part, segments in group:
+                tensors = part.tensors()
+                if all(map(self._stays, tensors)):
+                    digests.append(threads.submit(_by_hand, memory, tensors, segments))
+                else:  # its memory may be given back before the thread has come to it
+                    digests.append(threads.submit(_write, memory, snapshot.pack(tensors), segments))
+        self._under = [one for one in self._under if not one.done()] + digests
+        return _Under(digests)
+
+    def back(
+        self, memory: ParkMemory, parts: Sequence[Part], places: Sequence[Segments], names: Sequence[bytes]
+    ) -> None:
+        """Copies, and digests beside them."""
+        digests: list[Future[bytes]] = []
+        for group in pages.groups(list(zip(parts, places, strict=True)), self.batch_bytes):
+            piece = self._staging.piece(sum(part.size_bytes for part, _ in group))
+            runs = self._runs(memory, group)
+            at = piece.memory.data_ptr()
+            for offset, size_bytes in itertools.chain(*runs):
+                self._side.copy(at, memory.address + offset, size_bytes)
+                at += size_bytes
+            landed = self._side.copied()
+            landed.before_compute()
+            digests += [self._quick.submit(_digest, memory, each, landed) for each in runs]
+            pages.scatter(piece.memory, [part for part, _ in group], memory, runs)
+            piece.free_after(self._side.computed())
+        if [digest.result() for digest in digests] != list(names):
+            raise SnapshotRefused("a damaged part")
+
+    def settle(self) -> None:
+        """Waits for copies and digests."""
+        for digest in self._under:
+            with contextlib.suppress(Exception):
+                digest.result()
+        self._under.clear()
+
+    def welcome(self, state: SequenceState) -> None:
+        """It takes the seat: its parts come back to the device."""
+        self._seat(state)
+
+    def look(self, memory: ParkMemory) -> bool:
+        """Registers another piece of what the owner has used."""
+        self._follow(memory)
+        step = self._pins.piece_bytes
+        return any(
+            self._pins.cover(memory, at, min(step, memory.touched_bytes - at))
+            for at in range(0, memory.touched_bytes, step)
+        )
+
+    def forget(self) -> None:
+        """Nothing of the pool is registered any more."""
+        self.settle()
+        self._pins.drop()
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self.forget()
+        self._quick.shutdown()
+        self._slow.shutdown()
+
+    def _send(
+        self, memory: ParkMemory, group: list[tuple[Part, Segments]], threads: ThreadPoolExecutor
+    ) -> list[Future[bytes]]:
+        piece = self._staging.piece(sum(part.size_bytes for part, _ in group))
+        pages.gather(piece.memory, [part for part, _ in group])
+        self._side.after_compute()
+        runs = self._runs(memory, group)
+        at = piece.memory.data_ptr()
+        for offset, size_bytes in itertools.chain(*runs):
+            self._side.copy(memory.address + offset, at, size_bytes)
+            at += size_bytes
+        sent = self._side.copied()
+        piece.free_after(sent)
+        return [threads.submit(_digest, memory, each, sent) for each in runs]
+
+    def _runs(self, memory: ParkMemory, group: list[tuple[Part, Segments]]) -> list[pages.Runs]:
+        """Where each part is in the pool; all of it is registered from here on."""
+        self._follow(memory)
+        found = [memory.runs(segments, part.size_bytes, self._pins.piece_bytes) for part, segments in group]
+        for offset, size_bytes in itertools.chain(*found):
+            self._pins.cover(memory, offset, size_bytes)
+        return found
+
+    def _follow(self, memory: ParkMemory) -> None:
+        """Memory that the owner gave back is not what was registered."""
+        self._side.bind()
+        if self._pins.stale(memory):
+            self._side.copied().wait()
+            self._pins.drop()
+
+    def _spread(self) -> None:
+        if self._cores:
+            os.sched_setaffinity(0, self._cores)
+
+
+def _step_back() -> None:
+    """The thread gets what computing leaves."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
+def _digest(memory: ParkMemory, runs: pages.Runs, arrival: Arrival) -> bytes:
+    """Of a part in the pool, once copies that concern it have ended."""
+    arrival.wait()
+    digest = xxhash.xxh3_128()
+    for offset, size_bytes in runs:
+        digest.update(memory.view(offset, size_bytes).data)
+    return digest.digest()
+
+
+def _by_hand(memory: ParkMemory, tensors: Sequence[torch.Tensor], segments: Segments) -> bytes:
+    """Tensors in host memory, by this thread alone."""
+    data, at = np.empty(sum(tensor.nbytes for tensor in tensors), np.uint8), 0
+    for tensor in tensors:
+        source = tensor.view(torch.uint8).numpy()
+        data[at : at + tensor.nbytes].reshape(source.shape)[...] = source
+        at += tensor.nbytes
+    return _write(memory, data, segments)
+
+
+def _write(memory: ParkMemory, data: snapshot.Bytes, segments: Segments) -> bytes:
+    name = snapshot.digest(data)
+    memory.write(segments, data)
+    return name
