@@ -30,6 +30,7 @@ import torch
 from bench.result import frame, write
 from bench.synthetic.shape import SHAPES
 from lanes.counters import Counters
+from lanes.device import cuda
 from lanes.device.arena import Arena
 from lanes.device.carrier import DeviceCarrier
 from lanes.device.host import PinnedHost
@@ -206,6 +207,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--repeats", type=int, default=5)
     add("--out", type=Path)
     options = parser.parse_args(argv)
+    if options.device == "cuda":
+        cuda.start()
     spec = Spec.from_config(asdict(SHAPES[options.scale].config))
     shape = spec.state_shape(torch.bfloat16)
     size_bytes, device = shape.bytes(options.tokens), options.device
@@ -216,6 +219,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         a, b = (Lane(Path(server.path), shape, room, device) for _ in range(2))
         for lane in (a, b):
             stack.callback(lane.close)
+        if device == "cuda" and not (a.arena.pinned and b.arena.pinned):
+            raise SystemExit("host memory cannot be registered here")
         for number in range(WARM + options.repeats):
             found.append(once(a, b, options.tokens, number * 1000))
             for lane in (a, b):
