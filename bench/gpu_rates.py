@@ -1,13 +1,16 @@
-"""Rates of a GPU host for `expressway plan --rates`, out of what `bench.decode` found there, and how well they predict.
+"""Rates of a GPU host for `expressway plan --rates`, out of what benches found there, and how well they predict.
 
     python -m bench.decode --device cuda --vram-budget 16GiB --cores 0-15 --out decode.json
-    python -m bench.gpu_rates decode.json --out rates.json
+    python -m bench.prefill --device cuda --vram-budget 16GiB --cores 0-15 --sizes 32768 --out prefill.json
+    python -m bench.gpu_rates decode.json --prefill prefill.json --out rates.json
     expressway plan PACK --device cuda --vram 16GiB --rates rates.json
 
 Ceilings are taken as they were measured. What a step takes beyond its bytes at those ceilings is fixed work of its
 layers, handshake included: the median over the steps at forced hit rates. The run under the lane's own cache policy is
-held out: it changes no rate, and says how far the prediction is off. Not here: any measuring, the prediction's
-formula of lanes and memory (`expressway plan`). Invariant: pure but for reading and writing files.
+held out: it changes no rate, and says how far the prediction is off. Of prompts, rates are what the lane timed at its
+start (passes of 16 and 2,048 rows, products of one layer): all prompts of the file are held out, and its longest one of
+a warm cache counts. Not here: any measuring, the prediction's formula of lanes and memory (`expressway plan`).
+Invariant: pure but for reading and writing files.
 """
 
 from __future__ import annotations
@@ -65,20 +68,64 @@ def solve(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def solve_prompts(decoded: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of prompts, from a result of each bench on one pack."""
+    if decoded["pack"]["fingerprint"] != found["pack"]["fingerprint"]:
+        raise ValueError("the two results are of two packs")
+    pace, link = found["lane_said"]["prompt_reading"]["pace"], found["ceilings_gb_per_s"]["link"]
+    chunk = int(found["lane_said"]["prefill_chunk"]["rows"])
+    step = decoded["forced"][0]  # a row is one token's: what a decode step reads
+    rates = {
+        "gpu_prompt_dense_gb_per_s": round(decoded["dense_bytes_per_step"] / pace["dense_row_s"] / 1e9, 1),
+        "gpu_prompt_expert_gb_per_s": round(
+            (step["resident_bytes"] + step["missed_bytes"]) / pace["expert_row_s"] / 1e9, 1
+        ),
+        "gpu_prompt_layer_us": round(pace["pass_s"] / int(found["pack"]["layers"]) * 1e6, 2),
+    }
+    row_s = pace["dense_row_s"] + pace["expert_row_s"]
+
+    def told(prompt: Mapping[str, Any]) -> dict[str, Any]:
+        passes = -(-prompt["tokens"] // chunk)
+        seconds = passes * pace["pass_s"] + max(prompt["crossed_bytes"] / (link * 1e9), prompt["tokens"] * row_s)
+        predicted = prompt["tokens"] / seconds
+        return {
+            "cache": prompt["cache"],
+            "tokens": prompt["tokens"],
+            "predicted_tokens_per_s": round(predicted, 1),
+            "measured_tokens_per_s": prompt["tokens_per_s"],
+            "predicted_over_measured": round(predicted / prompt["tokens_per_s"], 3),
+        }
+
+    prompts = [told(prompt) for prompt in found["prompts"]]
+    longest = max(prompts, key=lambda each: (each["tokens"], each["cache"] == "warm"))
+    return {
+        "rates": rates,
+        "held_out_prompts": prompts,
+        "within_20_percent": abs(longest["predicted_over_measured"] - 1) <= CLOSE,
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 when what was held out is not within 20 %."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("decode", type=Path, help="what bench.decode wrote")
+    parser.add_argument("--prefill", type=Path, help="what bench.prefill wrote with the same pack on the same host")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args(argv)
-    found = json.loads(asked.decode.read_text())
+    at = asked.decode
     try:
+        found = json.loads(at.read_text())
         solved = solve(found)
-    except (KeyError, TypeError, ValueError) as error:
-        sys.stderr.write(f"error: {asked.decode}: {error}\n")
+        close = solved["held_out"]["within_20_percent"]
+        if at := asked.prefill:
+            prompts = solve_prompts(found, json.loads(at.read_text()))
+            close = close and prompts.pop("within_20_percent")
+            solved = {**solved, "rates": solved["rates"] | prompts.pop("rates"), **prompts}
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        sys.stderr.write(f"error: {at}: {error}\n")
         return 1
     write({**{name: found.get(name) for name in KEPT}, **solved}, asked.out)
-    return 0 if solved["held_out"]["within_20_percent"] else 1
+    return 0 if close else 1
 
 
 if __name__ == "__main__":

@@ -8,11 +8,17 @@ A decode step of one token:
     cpu    layers * layer_s + (dense + experts) / rate(lane)      rate(lane) = min(cores * core, memory / lanes)
     cuda   layers * layer_s + handshake_s + (dense + hits) / gpu + misses / (link + rate(lane))
 
+A pass of a GPU lane over a prompt's chunk of R rows; experts cross beside the products of the layer before:
+
+    layers * prompt_layer_s
+        + max(experts outside the cache / link, R * (dense / prompt_dense + experts / prompt_experts))
+
 Invariant: more memory, cores or bandwidth never makes a plan worse; hits are between 0 and 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.errors import BadOption
@@ -42,8 +48,12 @@ class Rates:
     link_gb_per_s: float = 50.0  # host memory to one GPU
     gpu_gb_per_s: float = 4000.0  # one GPU's own memory
     cpu_layer_us: float = 700.0  # a layer's fixed work on a CPU lane, whatever its size
-    gpu_layer_us: float = 100.0  # a layer beyond its bytes: small kernels, launches, waits; measured on one H200
+    gpu_layer_us: float = 80.0  # a layer beyond its bytes: small kernels, launches, waits; measured on one H200
     handshake_us: float = 350.0  # a step's exchange between GPU and CPU
+    # of a prompt: bytes of weights that are applied to rows, once for each row; and a layer's launches and waits
+    gpu_prompt_dense_gb_per_s: float = 130_000.0
+    gpu_prompt_expert_gb_per_s: float = 8_300.0
+    gpu_prompt_layer_us: float = 4500.0
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -89,7 +99,8 @@ class Plan:
     bytes_per_token: dict[str, tuple[float, float]]  # by source, low and high hit rate
     tokens_per_s: tuple[float, float]  # of one lane
     total_tokens_per_s: tuple[float, float]  # of all lanes while all work
-    prefill_tokens_per_s: float | None  # bound by the link; None on cpu
+    prefill_tokens_per_s: float | None  # of a long prompt; None on cpu
+    prefill_s: dict[str, float]  # of one chunk, by part: link and products beside each other, then launches
     reasons: tuple[str, ...]  # why it does not fit; empty when it does
 
     @property
@@ -122,7 +133,7 @@ def plan(sizes: ModelSizes, host: Host, load: Load, rates: Rates, lanes: int) ->
         reasons.append(f"cores: {lanes} lanes on {host.cores}")
     low, high = (_step(sizes, element, rates, gpu, max(1, cores), lanes, hit) for hit in hits)
     speeds = (1.0 / low[0], 1.0 / high[0])
-    missing = every_expert - cache
+    reading = _prefill(sizes, element, rates, every_expert - cache) if gpu else {}
     return Plan(
         lanes=lanes,
         cores_per_lane=cores,
@@ -137,7 +148,8 @@ def plan(sizes: ModelSizes, host: Host, load: Load, rates: Rates, lanes: int) ->
         bytes_per_token={name: (low[1][name], high[1][name]) for name in low[1]},
         tokens_per_s=speeds,
         total_tokens_per_s=(lanes * speeds[0], lanes * speeds[1]),
-        prefill_tokens_per_s=_prefill(missing, rates) if gpu else None,
+        prefill_tokens_per_s=PREFILL_CHUNK_TOKENS / _pass_s(reading) if gpu else None,
+        prefill_s=reading,
         reasons=tuple(reasons),
     )
 
@@ -167,6 +179,16 @@ def _step(
     return seconds, bytes_by_source
 
 
-def _prefill(missing_bytes: int, rates: Rates) -> float | None:
-    """Every expert that is not cached crosses the link once a chunk; None when nothing has to cross."""
-    return PREFILL_CHUNK_TOKENS / (missing_bytes / (rates.link_gb_per_s * GB)) if missing_bytes else None
+def _prefill(sizes: ModelSizes, element: int, rates: Rates, missing_bytes: int) -> dict[str, float]:
+    """Seconds of a chunk by part."""
+    row_s = sizes.dense_elements_per_token * element / (rates.gpu_prompt_dense_gb_per_s * GB)
+    row_s += sizes.expert_bytes_per_token / (rates.gpu_prompt_expert_gb_per_s * GB)
+    return {
+        "link": missing_bytes / (rates.link_gb_per_s * GB),
+        "products": PREFILL_CHUNK_TOKENS * row_s,
+        "launches": sizes.layers * rates.gpu_prompt_layer_us * 1e-6,
+    }
+
+
+def _pass_s(parts: Mapping[str, float]) -> float:
+    return parts["launches"] + max(parts["link"], parts["products"])

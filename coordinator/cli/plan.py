@@ -23,7 +23,7 @@ from coordinator.errors import BadOption
 from coordinator.model_sizes import ModelSizes, read_sizes
 from coordinator.pack_facts import inspect_pack
 from coordinator.pack_file import read_pack_file
-from coordinator.sizing import ASSUMPTIONS, Host, Load, Plan, Rates, most_lanes, plan
+from coordinator.sizing import ASSUMPTIONS, PREFILL_CHUNK_TOKENS, Host, Load, Plan, Rates, most_lanes, plan
 from coordinator.units import rate, size
 
 RATES_FILE_BYTES = 64 << 10
@@ -126,8 +126,12 @@ def show(sizes: ModelSizes, host: Host, load: Load, plans: list[Plan], *, measur
             _range(each.total_tokens_per_s, rate),
         )
     console.print(table)
-    if (bound := plans[0].prefill_tokens_per_s) is not None:
-        console.print(f"reading a prompt: at most {rate(bound)} tokens/s a lane, bound by the link")
+    if (reading := plans[0].prefill_tokens_per_s) is not None:
+        link, products, launches = (f"{plans[0].prefill_s[part]:.2f} s" for part in ("link", "products", "launches"))
+        console.print(
+            f"reading a long prompt: {rate(reading)} tokens/s a lane; a chunk of {PREFILL_CHUNK_TOKENS} takes "
+            f"{link} of the link beside {products} of products, and {launches} of launches"
+        )
     for each in plans:
         for reason in each.reasons:
             console.print(f"{_lanes(each.lanes)} not fit: {reason}")

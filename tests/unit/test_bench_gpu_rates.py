@@ -21,7 +21,7 @@ def run(hits: float, layer_us: float) -> dict:
 
 def decoded(adaptive_us: float = 100.0) -> dict:
     return {
-        "host": {"cpus": 16}, "pack": {"layers": LARGE.layers}, "dense_bytes_per_step": DENSE,
+        "host": {"cpus": 16}, "pack": {"layers": LARGE.layers, "fingerprint": "f"}, "dense_bytes_per_step": DENSE,
         "ceilings_gb_per_s": CEILINGS, "adaptive": run(0.64, adaptive_us),
         "forced": [run(0.65, 90.0), run(0.75, 100.0), run(0.85, 110.0)],
     }  # fmt: skip
@@ -59,3 +59,35 @@ def test_a_result_without_what_is_needed_is_refused(tmp_path, capsys, change, re
     (tmp_path / "decode.json").write_text(json.dumps(decoded() | change))
     assert gpu_rates.main([str(tmp_path / "decode.json")]) == 1
     assert reason in capsys.readouterr().err
+
+
+def read(tokens: int, crossed_bytes: float, slower: float = 1.0, cache: str = "warm") -> dict:
+    """A prompt whose passes take 0.2 s, whose rows 0.2 ms, in chunks of 8,192."""
+    seconds = slower * (-(-tokens // 8192) * 0.2 + max(crossed_bytes / 55e9, tokens * 0.2e-3))
+    return {"tokens": tokens, "crossed_bytes": crossed_bytes, "cache": cache, "tokens_per_s": tokens / seconds}
+
+
+def prefilled(slower: float = 1.0) -> dict:
+    pace = {"dense_row_s": 0.05e-3, "expert_row_s": 0.15e-3, "pass_s": 0.2}
+    return {
+        "pack": {"layers": LARGE.layers, "fingerprint": "f"}, "ceilings_gb_per_s": CEILINGS,
+        "lane_said": {"prefill_chunk": {"rows": 8192}, "prompt_reading": {"pace": pace}},
+        "prompts": [read(1536, 60e9), read(32768, 240e9, slower), read(32768, 240e9, 2.0, "cold")],
+    }  # fmt: skip
+
+
+def test_of_prompts_too_plan_computes_what_was_measured(tmp_path, capsys):
+    (tmp_path / "decode.json").write_text(json.dumps(decoded()))
+    (tmp_path / "prefill.json").write_text(json.dumps(prefilled()))
+    words = [str(tmp_path / "decode.json"), "--prefill", str(tmp_path / "prefill.json")]
+    assert gpu_rates.main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["predicted_over_measured"] for each in found["held_out_prompts"]] == [1.0, 1.0, 2.0]
+    planned = plan(LARGE, Host("cuda", 1 << 38, 16 << 30, 16), Load(1, 8192), Rates(**found["rates"]), 1)
+    assert planned.prefill_s["products"] == pytest.approx(8192 * 0.2e-3, rel=1e-3)
+    assert planned.prefill_s["launches"] == pytest.approx(0.2, rel=1e-3)
+    (tmp_path / "prefill.json").write_text(json.dumps(prefilled(slower=1.3)))
+    assert gpu_rates.main(words) == 1  # the long one of a warm cache is far off
+    (tmp_path / "prefill.json").write_text(json.dumps(prefilled() | {"pack": {"fingerprint": "another"}}))
+    assert gpu_rates.main(words) == 1
+    assert "two packs" in capsys.readouterr().err
