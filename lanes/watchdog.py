@@ -7,8 +7,9 @@
 Not here: the decision. Who reads `step` and `times` compares the time since the last progress with what that kind of
 step usually takes (docs/processes.md, "Watchdogs").
 
-Invariant: written by the engine's thread only; what others read is replaced whole, never changed in place. Memory is
-bounded: one histogram of BUCKETS counts per kind of step.
+Invariant: written by the engine's thread only. A step that others read is replaced whole, never changed in place; times
+are worked out by who asks, not between two steps, and may lack one that just ends. Memory is bounded: one histogram of
+BUCKETS counts per kind of step.
 """
 
 from __future__ import annotations
@@ -86,8 +87,12 @@ class StepWatch:
 
     def __init__(self) -> None:
         self.step: Step | None = None  # None while idle
-        self.times: tuple[StepTimes, ...] = ()
         self._durations = {"prefill": Durations(), "decode": Durations()}
+
+    @property
+    def times(self) -> tuple[StepTimes, ...]:
+        """Of each kind of step."""
+        return tuple(StepTimes(kind, one.added, one.p99_ns()) for kind, one in self._durations.items())
 
     def between(self) -> None:
         """A generation was admitted, or a step is over: something short is done."""
@@ -110,7 +115,6 @@ class StepWatch:
         step = self.step
         assert step is not None, "a step that ends has begun"
         self._durations[step.kind].add(time.monotonic_ns() - step.started_ns)
-        self.times = tuple(StepTimes(kind, one.added, one.p99_ns()) for kind, one in self._durations.items())
         self.between()
 
     def idle(self) -> None:

@@ -8,6 +8,7 @@ Letters: R rows.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+Runs = list[tuple[int, int, int]]
 Meanwhile = Callable[[], None]  # what the host has to do while a window is computed, or before; it never waits
 
 
@@ -34,14 +36,15 @@ class Window:
     trial: bool = False  # the rows may be rejected: states do not move before a commit
     steered: bool = False  # a prompt's: where the lane routes prompts to resident experts, these rows are
     best: bool = False  # of rows that want logits, only each one's greatest is asked for, by its id
-    _runs: list[tuple[int, int, int]] = field(init=False, repr=False, compare=False)
+    _runs: Runs | None = field(default=None, repr=False, compare=False)  # where they are known
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape
         assert shape[0] > 0, "a window has at least one row"
         assert len(shape) == 1
         assert self.positions.shape == self.seq.shape == self.want_logits.shape == shape
-        object.__setattr__(self, "_runs", _runs(self.seq.numpy()))  # asked for several times a token
+        if self._runs is None:
+            object.__setattr__(self, "_runs", _runs(self.seq.numpy()))  # asked for several times a token
 
     @classmethod
     def of_sequence(
@@ -57,18 +60,26 @@ class Window:
     ) -> Window:
         """Rows of one sequence from absolute position `start`; `logits` is "none", "last" or "all"."""
         rows = len(token_ids)
-        want = np.full(rows, logits == "all")
-        if logits == "last":
-            want[-1] = True
         ids, positions, seq = np.array(token_ids, np.int64), np.arange(start, start + rows), np.full(rows, slot)
-        tensor = torch.from_numpy
-        return cls(tensor(ids), tensor(positions), tensor(seq), tensor(want), trial, steered, best)
+        tensor, want = torch.from_numpy, _wanted(rows, logits)
+        runs = [(slot, 0, rows)]
+        return cls(tensor(ids), tensor(positions), tensor(seq), want, trial, steered, best, runs)
 
-    def runs(self) -> list[tuple[int, int, int]]:
+    def runs(self) -> Runs:
         """(slot, first row, end row) of each sequence's contiguous rows, in window order."""
+        assert self._runs is not None
         return self._runs
 
 
-def _runs(seq: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
+@functools.lru_cache(maxsize=16)
+def _wanted(rows: int, logits: str) -> torch.Tensor:
+    """Nobody writes to it: windows of one kind have the same."""
+    want = torch.full((rows,), logits == "all")
+    if logits == "last":
+        want[-1] = True
+    return want
+
+
+def _runs(seq: npt.NDArray[np.int64]) -> Runs:
     starts = [0, *(np.flatnonzero(seq[1:] != seq[:-1]) + 1).tolist(), len(seq)]
     return [(int(seq[first]), first, end) for first, end in itertools.pairwise(starts)]

@@ -5,13 +5,15 @@ CPU lane slots are private memory, so that budget, policy and counters are real 
 
     turn(touched)     between windows: what has arrived, the policy's plan, its drops and copies, all at once
     pause(touched)    between windows: what has arrived, and the drops that were planned while the window ran
-    think()           while the next window runs: copies of what is admitted; the policy, over what the last one touched
+    think()           while the next window runs: copies of what is admitted; the policy, over what the last touched;
+                      once the window has read the table, also what `pause` would bring into it
     settle()          between windows: whatever `pause` has put off
 
 Invariant: `addresses[layer, expert]` is the slot of a resident expert, else its place in the shared region; both hold
-the same bytes. The table changes in `turn`, `pause`, `settle` and `lend` only, which the engine calls between windows.
-An admitted expert is resident from the first of them that finds its copy done: at once where copying is synchronous,
-windows later where it runs beside them. Its slot is its own from the beginning.
+the same bytes. The table changes in `turn`, `pause`, `settle` and `lend` only, which the engine calls between windows,
+and in `think` where it is told that nobody reads it any more. An admitted expert is resident from the first of them
+that finds its copy done: at once where copying is synchronous, windows later where it runs beside them. Its slot is its
+own from the beginning.
 """
 
 from __future__ import annotations
@@ -90,6 +92,8 @@ class ExpertCache:
         self._owed: _Thought | None = None
         self._plan = _NO_PLAN  # the policy counts on it, the table does not have it yet
         self._unused = np.zeros(layers * experts, np.bool_)  # made resident, and used by no window since
+        # The same by the running window's table, where that has moved on.
+        self._unused_then: npt.NDArray[np.bool_] | None = None
         # Of every key, in the region. Records stand at equal distances: one look-up and a multiplication instead of
         # 24,576 calls.
         first = region.record_address(0, 0)
@@ -112,20 +116,31 @@ class ExpertCache:
 
         Without `think` meanwhile nothing is lost: the next `pause` thinks first.
         """
-        self.think()
-        unused = self._unused.copy()
+        if self._owed is not None:
+            self.think()
+        unused, self._unused_then = self._unused_then, None
+        if unused is None:
+            unused = self._unused.copy()
         self._arrive()
         # What is still on its way says that the link is behind: nothing more is asked of it.
         budget = replace(self._budget, swaps=0) if self._coming else self._budget
         self._carry_out()
         self._owed = _Thought(touched, self._policy, budget, unused)
 
-    def think(self) -> None:
-        """What `pause` has put off and no table needs: copies begin, and the policy makes its plan."""
+    def think(self, *, unread: bool = False) -> None:
+        """What `pause` has put off: copies begin, and the policy makes its plan. `unread`: the window that runs has its
+        own copy of the table, so that what comes next into it may come at once."""
         self._begin_copies()
         owed, self._owed = self._owed, None
-        if owed is None:
-            return
+        if owed is not None:
+            self._learn(owed)
+        if unread:
+            if self._unused_then is None:
+                self._unused_then = self._unused.copy()
+            self._carry_out()
+            self._arrive()
+
+    def _learn(self, owed: _Thought) -> None:
         touched = owed.touched()
         if owed.budget.slots == 0:
             return
@@ -229,6 +244,8 @@ class ExpertCache:
     def _carry_out(self) -> None:
         """The plan becomes the table's: what is dropped is gone, what is admitted has its slot."""
         plan, self._plan = self._plan, _NO_PLAN
+        if plan is _NO_PLAN:
+            return
         self._drop(plan.evict)
         self._admit(plan.admit)
         counters = self._counters

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from lanes.state.errors import NoTrial
@@ -33,9 +34,16 @@ def commit(state: SequenceState, rows: int, rule: Rule) -> None:
         shift(recurrent.conv, inputs.columns[:rows])
     for layer, columns in trial.ngram.items():
         shift(state.ngram[layer].conv, columns[:rows])
-    shift(state.context_ids, trial.token_ids[:rows])
+    shift_ids(state.context_ids, trial.token_ids[:rows])
     state.length += rows
     state.trial = None
+
+
+def shift_ids(tail: torch.Tensor, new: torch.Tensor) -> None:
+    """`shift` of token ids, int64 on the CPU: of few values, cheaper as arrays."""
+    ids = tail.numpy()
+    together = np.concatenate((ids, new.numpy()))
+    ids[:] = together[len(together) - len(ids) :]
 
 
 def shift(tail: torch.Tensor, new: torch.Tensor) -> None:

@@ -80,10 +80,15 @@ class Rig:
         self.experts.attach(share)
         return share
 
-    def shared_window(self, seed: int, rows: int) -> None:
-        """A decode window with the CPU's share, launched layer by layer."""
+    def shared_window(self, seed: int, rows: int, *, thinking: bool = False) -> None:
+        """A decode window with the CPU's share, launched layer by layer; with `thinking` the table moves on meanwhile,
+        as soon as the window has read it."""
         rng = np.random.default_rng(seed)
         self.experts.begin_window(rows)
+        if thinking:
+            before = self.cache.version
+            self.experts.think()
+            assert self.cache.version == before, "the window has not read the table"
         found, wanted = [], []
         for layer in range(self.region.info.layers - self.region.info.draft_layers):
             x, ids, weights = self.choices(rng, rows)
@@ -92,9 +97,12 @@ class Rig:
             self.experts.launch(layer, *(t.to(self.device) for t in given), out)
             found.append(out)
             wanted.append(self.store.forward(layer, x, ids, weights))
+            if thinking:
+                self.experts.think()
         got = torch.stack(found).cpu()
         self.experts.end_window()
-        self.experts.settle()
+        if not thinking:
+            self.experts.settle()
         assert torch.equal(got, torch.stack(wanted)), f"{(got != torch.stack(wanted)).sum()} differ"
         self.store.end_window()
 

@@ -50,7 +50,7 @@ class Beside:
         self.cache._slots = slow = Slow(slots, self.cache.record_bytes, questions)
         self.cache._place[:] = [slow.address(slot) for slot in range(slots)]
 
-    def windows(self, windows, *, think=True):
+    def windows(self, windows, *, think=True, unread=False):
         for keys in windows:
             before = (self.cache.version, self.cache.addresses.copy(), self.cache.resident.copy())
             self.tables.append(before[2].reshape(-1))
@@ -59,6 +59,8 @@ class Beside:
             assert self.cache.version == before[0]
             assert np.array_equal(self.cache.addresses, before[1])
             assert np.array_equal(self.cache.resident, before[2])
+            if unread:
+                self.cache.think(unread=True)
             self.cache.pause(lambda keys=keys: Touched(np.array(keys), np.ones(len(keys), np.int64), 1))
 
     def paid(self, windows):
@@ -76,10 +78,10 @@ some_windows = st.lists(st.sets(st.integers(0, KEYS - 1), min_size=1, max_size=6
 
 
 @settings(max_examples=40, deadline=None)
-@given(some_windows, st.integers(0, 9), st.integers(0, 3), st.booleans())
-def test_any_windows(windows, slots, questions, think):
+@given(some_windows, st.integers(0, 9), st.integers(0, 3), st.booleans(), st.booleans())
+def test_any_windows(windows, slots, questions, think, unread):
     run = Beside(slots, adaptive, questions)
-    run.windows(windows, think=think)
+    run.windows(windows, think=think, unread=unread)
     run.cache.settle()
     counters, cache = run.rig.counters, run.cache
     assert cache.state.windows == (len(windows) if slots else 0)
@@ -105,9 +107,10 @@ def test_a_settled_cache_is_one_that_turned(windows, slots):
         assert beside.rig.counters == turned.counters
 
 
-def test_a_plan_drops_after_the_window_beside_which_it_was_made_and_admits_one_later():
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_plan_drops_after_the_window_beside_which_it_was_made_and_admits_one_later(unread):
     run = Beside(2, scripted(([], [1, 2]), ([1], [5]), ([], []), ([], []), ([], [])))
-    run.windows([[1]] * 6)
+    run.windows([[1]] * 6, unread=unread)
     resident = [np.flatnonzero(table).tolist() for table in run.tables]
     # Beside window 1 the first plan is made, beside 2 its copies, from 3 on they are read; 1 leaves with the second.
     assert resident == [[], [], [], [2], [2, 5], [2, 5]]
@@ -145,3 +148,18 @@ def test_what_is_put_off_at_rest_is_not_learnt_later():
     run.cache.settle()
     assert run.cache.state.windows == 2
     assert np.flatnonzero(run.cache.state.resident).tolist() == [1, 2, 5]
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_windows, st.integers(1, 9))
+def test_a_table_that_moves_on_beside_a_window_is_the_one_that_would_have_moved_after_it(windows, slots):
+    after, beside = Beside(slots, adaptive), Beside(slots, adaptive)
+    for keys in windows:
+        after.windows([keys])
+        beside.windows([keys], unread=True)
+        assert np.array_equal(after.cache.slots(), beside.cache.slots())
+        assert np.array_equal(after.cache.resident, beside.cache.resident)
+    for run in (after, beside):
+        run.cache.settle()
+        run.rig.check()
+    assert after.rig.counters == beside.rig.counters

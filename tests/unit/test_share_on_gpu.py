@@ -54,6 +54,23 @@ def test_who_computes_changes_no_bit(rig, kept):
     assert 0.2 < on_cpu < 0.8 or kept != "half"
 
 
+def test_a_table_that_moves_on_beside_a_window_changes_no_bit_of_it(rig):
+    """The thread has its own copy of what was resident, the counts are those of the window's table."""
+    r, plain = rig(slots=6), rig(slots=6)
+    moved = []
+    for seed in (1, 1, 1, 2, 1, 2, 2, 3):
+        before = r.cache.version
+        r.shared_window(seed, 1, thinking=True)
+        moved.append(r.cache.version != before)
+        plain.shared_window(seed, 1)
+    r.experts.settle()
+    assert any(moved)
+    ours, theirs = r.counters, plain.counters
+    assert 0 < ours.expert_hits <= theirs.expert_hits
+    assert ours.expert_hits + ours.expert_misses == theirs.expert_hits + theirs.expert_misses
+    assert ours.expert_cpu_bytes == ours.expert_miss_bytes, "the CPU took every miss of the table that the window read"
+
+
 def test_a_prompt_between_two_windows_does_without(rig):
     r = rig()
     r.shared_window(1, 1)

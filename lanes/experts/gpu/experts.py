@@ -7,8 +7,10 @@
     launch_routed(layer, x, scores, ...)     the same from a router's scores, without the sum over a row's experts
     (the stream has finished)
     keep(rows)                               host; of a trial window: its first rows were right
-    end_window()                             host: what arrived and what was planned comes into the table
-    think()                                  host, while the next window runs: counters, the cache's plan, its copies
+    end_window()                             host: what arrived and what was planned comes into the table, if `think`
+                                             has left it
+    think()                                  host, while the next window runs: counters, the cache's plan, its copies,
+                                             and the table of the window after that one
     settle()                                 host, between windows: what waits for `think`, and its plan, at once
 
 Everything that a captured graph reads through (tables, workspace, log) exists from the start and stays where it is.
@@ -16,8 +18,8 @@ The launch of layer 0 fetches the cache's table; what runs eagerly fetches it wh
 On device "cpu" the same kernels run in Triton's interpreter and addresses are those of this process.
 Not here: kernels (lanes.kernels), slots and policy (cache), when windows run (the lane).
 
-Invariant: results are those of `lanes.experts.store.ExpertStore` to the bit, whatever is resident. Tables change
-between windows only.
+Invariant: results are those of `lanes.experts.store.ExpertStore` to the bit, whatever is resident. The tables that a
+window reads change between windows only: the device's own, and the share's copy.
 
 Letters: L layers with draft layers, E experts, R rows of a window, K experts per row, P = R * K pairs, H hidden.
 """
@@ -58,6 +60,7 @@ class GpuExperts:
         self.share: Share | None = None
         self.decoder_layers = info.layers - info.draft_layers
         self._open = self._shared = False  # between begin_window and end_window; with the CPU's share
+        self._resident_then = cache.resident.copy()  # when the window began
         self.recorder: Callable[[Touched], None] | None = None  # is told of every finished window
         # By the rows of a pass; until something was measured its experts always come ahead.
         self.feeding: Callable[[int], Means] = lambda rows: Means(ahead=True, slots=limits.RING_SLOTS)
@@ -102,6 +105,7 @@ class GpuExperts:
         """
         self._rows = self._kept = rows
         self._open = True
+        self._resident_then = self._cache.resident.copy()
         self._version = self._cache.version  # the first layer's launch fetches it
         if self.share is not None:
             self.share.begin(self.decoder_layers)
@@ -201,7 +205,8 @@ class GpuExperts:
             share.end(self._rows)
         ended = Ended(
             self._seen[:-1, : self._rows].copy(), self._first_key, self._wide if self._is_wide else None,
-            self._cache.resident.copy(), self._kept, counts, self.decoder_layers, borrowed,
+            self._resident_then if self._open else self._cache.resident.copy(), self._kept, counts,
+            self.decoder_layers, borrowed,
         )  # fmt: skip
         self._cache.pause(lambda: self._tell(ended))
         if self._is_wide or not self._open:  # nothing runs beside what comes next, or its log is too long to copy
@@ -210,7 +215,8 @@ class GpuExperts:
 
     def think(self) -> None:
         """Counts the last window and lets the cache plan, while another one runs."""
-        self._cache.think()
+        # Its first layer has told what it chose: the launch before that has fetched the table.
+        self._cache.think(unread=self._open and int(self._seen[0, 0, 0]) >= 0)
 
     def settle(self) -> None:
         """Between windows: nothing of the last one waits for `think` any more."""

@@ -4,7 +4,8 @@ Between windows the done word lets every wait pass, so launches that warm kernel
 they compute is then void. Inside a window (`begin` .. `end`) the thread answers, and an error of either side releases
 the window and stays. Not here: which way of ringing works (probe), how many misses the CPU should take (rates, climb).
 
-Invariant: the table of counts that the device reads is the thread's; both change between windows only.
+Invariant: the table of counts that the device reads is the thread's; both change between windows only, and so does the
+thread's copy of what is resident.
 
 Letters: L layers, E experts, R rows of a window, K experts per row, P = R * K pairs, H hidden.
 """
@@ -47,8 +48,9 @@ class Share:
         core: int | None = None,
         silence_s: float = limits.HANDSHAKE_S,
     ) -> None:
-        """`kernel` is nobody else's while a window is open; resident [L, E] is the cache's, addresses [L, E] are those
-        of the region's records in this process. `core` is the thread's. Starts with no misses for the CPU."""
+        """`kernel` is nobody else's while a window is open; resident [L, E] is the cache's, of which every window gets
+        a copy when it begins; addresses [L, E] are those of the region's records in this process. `core` is the
+        thread's. Starts with no misses for the CPU."""
         rows, pairs, hidden = limits.MAX_WINDOW_TOKENS, limits.MAX_WINDOW_TOKENS * chosen, kernel.layout.hidden
         block = block_of(kernel, rows, chosen)
         # The words must lie on a cache line of their own, and the device must see them where they lie.
@@ -59,6 +61,7 @@ class Share:
             return memory[offset : offset + count * dtype.itemsize].view(dtype)
 
         self._rung, self._done = part(block.doorbell, 1, torch.int64), part(block.done, 1, torch.int64)
+        self._done_word = self._done.numpy()
         self.inputs = Inputs(
             part(block.layer, 2, torch.int32),  # rows is the next word
             part(block.ids, pairs, torch.int32),
@@ -68,8 +71,9 @@ class Share:
         self._table = torch.zeros(pairs + 1, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._counts = self._table.numpy()
         self.cpu_of_misses = torch.zeros(pairs + 1, dtype=torch.int32, device=device)  # the device's
+        self._live, self._resident = resident, resident.copy()
         self._thread = CpuShare(
-            kernel, Tables(resident, addresses, self._counts), memory.numpy(), rows, chosen, core=core,
+            kernel, Tables(self._resident, addresses, self._counts), memory.numpy(), rows, chosen, core=core,
             silence_s=silence_s,
         )  # fmt: skip
         self._rest()
@@ -114,6 +118,7 @@ class Share:
 
     def begin(self, layers: int) -> None:
         """A window of so many layers begins; raises HandshakeLost after an error."""
+        np.copyto(self._resident, self._live)
         self._thread.arm(layers)
         self._began_ns = time.monotonic_ns()
 
@@ -140,4 +145,4 @@ class Share:
         self._thread.close()
 
     def _rest(self) -> None:
-        self._done.fill_(RELEASED)
+        self._done_word[0] = RELEASED

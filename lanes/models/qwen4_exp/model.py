@@ -26,7 +26,7 @@ from lanes.models.qwen4_exp.rows import Rotary, Rows, prepare
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.qwen4_exp.stream import Connected, Mixer, Streams, whole
 from lanes.models.weights import Weights
-from lanes.state.commit import commit, shift
+from lanes.state.commit import commit, shift_ids
 from lanes.state.sequence import SequenceState
 from lanes.state.shape import StateShape
 from lanes.window import Meanwhile, Window, nothing
@@ -128,7 +128,7 @@ class Qwen4Exp:
                 continue
             if self.drafts is not None:
                 self.drafts.follow(state, its, ids)
-            shift(state.context_ids, ids)
+            shift_ids(state.context_ids, ids)
             state.length, state.broken = run.stop, False
         return logits
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from lanes.models.errors import WindowError
@@ -89,8 +88,8 @@ def prepare(window: Window, states: Mapping[int, SequenceState], spec: Spec, rot
 
 def check(window: Window, states: Mapping[int, SequenceState], spec: Spec) -> None:
     """Raises `WindowError` where a row's token is unknown or a run does not continue its state."""
-    ids, positions = window.token_ids.numpy(), window.positions.numpy()  # of few rows, cheaper than tensors
-    if ids.min() < 0 or ids.max() >= spec.vocab:
+    ids, positions = window.token_ids.tolist(), window.positions.tolist()  # of few rows, cheaper than arrays
+    if min(ids) < 0 or max(ids) >= spec.vocab:
         raise WindowError(f"token ids must be in 0..{spec.vocab - 1}")
     seen: set[int] = set()
     for slot, first, end in window.runs():
@@ -100,6 +99,6 @@ def check(window: Window, states: Mapping[int, SequenceState], spec: Spec) -> No
             raise WindowError(f"slot {slot}: rows of one sequence must be contiguous")
         if state.broken:
             raise WindowError(f"slot {slot}: an earlier pass failed half way; reset the state first")
-        if not np.array_equal(positions[first:end], np.arange(start, stop)):
+        if positions[first:end] != list(range(start, stop)):
             raise WindowError(f"slot {slot}: positions must be {start}..{stop - 1}, one after another")
         seen.add(slot)

@@ -29,7 +29,7 @@ from lanes.models.qwen4_exp.gpu.prompt import use_kernels
 from lanes.models.qwen4_exp.gpu.window import DecodeWindow
 from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.rows import Rotary, check
-from lanes.state.commit import shift
+from lanes.state.commit import shift_ids
 from lanes.state.host import PLAIN, Host
 from lanes.state.seat import Seat
 from lanes.state.sequence import SequenceState
@@ -77,6 +77,7 @@ class GpuQwen4Exp:
         self._said_length, self._said_accepted, self._angles, self._ngrams = (
             part.numpy() for part in (said.length, said.accepted, said.angles, said.ngram)
         )
+        self._embedded = [said.embedded[:rows] for rows in range(1, MOST_ROWS + 1)]
         rotary = Rotary(inner.spec.rotary_dim, inner.spec.rope_theta, torch.device("cpu"))
         self._places = Places(rotary, inner.spec.index_block_tokens, MOST_ROWS)
         self._stream = torch.cuda.current_stream(inner.device) if on_gpu else None
@@ -194,7 +195,7 @@ class GpuQwen4Exp:
         if self._inner.drafts is not None:
             assert streams is not None
             self._inner.drafts.follow(state, streams[:rows], ids)
-        shift(state.context_ids, ids)
+        shift_ids(state.context_ids, ids)
         state.length += rows
         self._accepted = rows
 
@@ -202,7 +203,7 @@ class GpuQwen4Exp:
         """What a window begins with."""
         rows = token_ids.shape[0]
         self._said_length[0], self._said_accepted[0] = state.length, self._accepted
-        self._window.said.embedded[:rows] = self._inner.embedding.index_select(0, token_ids)
+        self._embedded[rows - 1].copy_(self._inner.embedding.index_select(0, token_ids))
         self._places.into(self._angles, state.length, rows)
 
     def _fill_ngrams(self, token_ids: torch.Tensor, state: SequenceState) -> None:
