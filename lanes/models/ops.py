@@ -21,6 +21,7 @@ from lanes import limits
 from lanes.models.few import few_rows
 
 FEW_ROWS = limits.MAX_WINDOW_TOKENS
+Upload = Callable[[torch.Tensor, torch.device], torch.Tensor]  # as `upload`
 _VECTOR = 32  # elements that elementwise loops take at once, at most; what is left of a tensor has other last bits
 
 
@@ -41,13 +42,12 @@ def alike(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> 
     return function(F.pad(x, (0, -columns % _VECTOR)))[:, :columns]
 
 
-def upload_rows(table: torch.Tensor, ids: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """table[ids] of host memory on the device; see `upload`."""
+def chosen_rows(table: torch.Tensor, ids: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """table[ids] in host memory: where it goes to a GPU, pinned at once."""
     if device.type != "cuda":
-        return table[ids].to(device)
+        return table[ids]
     found = torch.empty((len(ids), *table.shape[1:]), dtype=table.dtype, pin_memory=True)
-    torch.index_select(table, 0, ids, out=found)
-    return found.to(device, non_blocking=True)
+    return torch.index_select(table, 0, ids, out=found)
 
 
 def upload(rows: torch.Tensor, device: torch.device) -> torch.Tensor:

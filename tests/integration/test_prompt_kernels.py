@@ -37,9 +37,13 @@ def test_margin_equal_to_the_blocks_of_every_device(tmp_path, chunks, monkeypatc
     torch.set_num_threads(1)
     with Pack.open(tiny_pack(tmp_path, "f32")) as pack:
         plain, with_kernels = (load_model(pack, naive_experts(pack)) for _ in range(2))
-        use_kernels(with_kernels, CONTEXT)
+        fetched = use_kernels(with_kernels, CONTEXT)
         want = read(plain, chunks)
         monkeypatch.setattr(ngram, "SLICE_ROWS", 9)
         got = read(with_kernels, chunks)
+    held = list(fetched._held)
+    assert any(rows.any() for rows in held)
+    fetched.erase()
+    assert not any(rows.any() for rows in held)
     assert (want - got).abs().max() <= FP32 * want.abs().max()
     assert not torch.equal(want, got), "other kernels, other last bits"

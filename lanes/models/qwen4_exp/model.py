@@ -16,7 +16,7 @@ import torch
 from lanes.experts.protocol import Experts
 from lanes.models.delta_rule import recurrent
 from lanes.models.near import Near
-from lanes.models.ops import product, upload_rows
+from lanes.models.ops import Upload, chosen_rows, product, upload
 from lanes.models.qwen4_exp.attention import Attention
 from lanes.models.qwen4_exp.deltanet import DeltaNet
 from lanes.models.qwen4_exp.moe import Moe
@@ -75,6 +75,7 @@ class Qwen4Exp:
         dtype = torch.float32 if weights.device.type == "cpu" else weights.dtype
         self.head = head.matrix(("weight", spec.vocab), columns=spec.hidden, dtype=dtype)
         self.near: Near | None = None  # for windows that may be steered
+        self.upload: Upload = upload
         self.drafts: DraftLayer | None = None
         if drafts:
             self.drafts = DraftLayer(spec, weights.under("mtp"), experts, self.embedding, self.head, self.rotary)
@@ -114,7 +115,7 @@ class Qwen4Exp:
         meanwhile()
         for run in rows.runs:
             run.state.broken = not window.trial  # which leaves a state as it is
-        x = upload_rows(self.embedding, window.token_ids, self.device).float()
+        x = self.upload(chosen_rows(self.embedding, window.token_ids, self.device), self.device).float()
         streams: Streams = x[:, None].repeat(1, self.spec.streams, 1)  # [R, S, H]
         for block in self.blocks:
             streams = block(streams, rows)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from lanes.models.ops import alike, causal_conv, product, rms, upload
+from lanes.models.ops import Upload, alike, causal_conv, product, rms, upload
 from lanes.models.qwen4_exp.rows import Rows, Run
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.qwen4_exp.stream import Streams, whole
@@ -82,6 +82,7 @@ class NgramLayer:
 
     def __init__(self, spec: Spec, weights: Weights, layer: int, table: NgramTable) -> None:
         self._spec, self.layer, self.table = spec, layer, table
+        self.upload: Upload = upload
         self._asked = torch.empty(0, dtype=torch.int64)  # row ids of the window that runs, [R, N]
         wide = spec.streams * spec.hidden
         self.key_value = weights.matrix(
@@ -119,7 +120,7 @@ class NgramLayer:
     def __call__(self, x: Streams, rows: Rows) -> torch.Tensor:
         """x [R, S, H], changed in place and returned; `begin` has seen the same rows."""
         x = whole(x)
-        embedded = upload(self.table.rows(self._asked), x.device)  # [R, N * D]
+        embedded = self.upload(self.table.rows(self._asked), x.device)  # [R, N * D]
         run = rows.runs[0]
         if len(x) <= SLICE_ROWS or len(rows.runs) > 1 or run.trial is not None:
             self._add(x, embedded, rows.runs)

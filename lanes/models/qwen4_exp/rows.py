@@ -58,11 +58,12 @@ class Rotary:
 
     def __init__(self, dims: int, theta: float, device: torch.device) -> None:
         exponents = torch.arange(0, dims, 2, dtype=torch.float32) / dims
+        self.device = device
         self._frequencies = (1.0 / theta**exponents).to(device)
 
     def at(self, positions: torch.Tensor) -> Rotation:
         """cos and sin [rows, P] at integer positions [rows]."""
-        angles = positions.to(self._frequencies.device, torch.float32)[:, None] * self._frequencies
+        angles = positions.to(self.device, torch.float32)[:, None] * self._frequencies
         return angles.cos(), angles.sin()
 
 
@@ -78,12 +79,14 @@ def prepare(window: Window, states: Mapping[int, SequenceState], spec: Spec, rot
         state = states[slot]
         start, stop = state.length, state.length + end - first
         size = spec.index_block_tokens
-        blocks = rotary.at(torch.arange(start // size, stop // size) * size)
+        blocks = rotary.at(torch.arange(start // size, stop // size, device=rotary.device) * size)
         runs.append(Run(state, first, end, start, stop, blocks, Trial(ids[first:end]) if window.trial else None))
     for run in runs:
         run.state.reserve(run.stop)
         run.state.trial = None
-    return Rows(ids, tuple(runs), rotary.at(window.positions))
+    # Made where they are used: a copy to a GPU would stand behind the records that are on the link.
+    positions = [torch.arange(run.start, run.stop, device=rotary.device) for run in runs]
+    return Rows(ids, tuple(runs), rotary.at(positions[0] if len(positions) == 1 else torch.cat(positions)))
 
 
 def check(window: Window, states: Mapping[int, SequenceState], spec: Spec) -> None:

@@ -25,7 +25,7 @@ from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
 from lanes.models.qwen4_exp.gpu.angles import Places
 from lanes.models.qwen4_exp.gpu.graphs import Graphs
 from lanes.models.qwen4_exp.gpu.moe import Launches
-from lanes.models.qwen4_exp.gpu.prompt import use_kernels
+from lanes.models.qwen4_exp.gpu.prompt import Fetched, use_kernels
 from lanes.models.qwen4_exp.gpu.window import DecodeWindow
 from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.rows import Rotary, check
@@ -82,8 +82,9 @@ class GpuQwen4Exp:
         self._places = Places(rotary, inner.spec.index_block_tokens, MOST_ROWS)
         self._stream = torch.cuda.current_stream(inner.device) if on_gpu else None
         self._accepted = 0  # rows of the last window that the occupant's state still lacks
+        self._fetched: Fetched | None = None  # a prompt's rows of host memory
         if on_gpu:
-            use_kernels(inner, context_tokens)
+            self._fetched = use_kernels(inner, context_tokens)
         self._launches: DecodeWindow | Graphs = self._window
         if capture:
             self._launches = Graphs(self._window, inner.device, self._warm)
@@ -142,6 +143,8 @@ class GpuQwen4Exp:
             self.settle(occupant)
         self._inner.erase()
         self._window.erase()
+        if self._fetched is not None:
+            self._fetched.erase()
         self._logits.zero_()
 
     def narrow_guesses(self, token_ids: Sequence[int]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import torch
 
 from lanes.kernels import delta_chunks, prompt_delta, prompt_route, prompt_stream
+from lanes.kernels.fetch import fetch
 from lanes.models.delta_rule import RECURRENT_TOKENS, recurrent
 from lanes.models.ops import product
 from lanes.models.qwen4_exp.attention import Attention
@@ -57,6 +59,28 @@ class DeltaKernels:
         return result
 
 
+class Fetched:
+    """Rows of host memory read by a kernel: a copy on the computing stream would wait for all records on the link."""
+
+    def __init__(self, held: int) -> None:
+        """So many uploads of a window: their rows stay until later ones come, when the device is past them."""
+        self._held: deque[torch.Tensor] = deque(maxlen=held)
+
+    def __call__(self, rows: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """As `lanes.models.ops.upload`."""
+        rows = rows if rows.is_pinned() or device.type != "cuda" else rows.pin_memory()
+        self._held.append(rows)
+        there = torch.empty(rows.shape, dtype=rows.dtype, device=device)
+        fetch(rows.view(torch.int32), there.view(torch.int32))
+        return there
+
+    def erase(self) -> None:
+        """Zeroes what is held; the device is past it."""
+        for rows in self._held:
+            rows.zero_()
+        self._held.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class PromptKernels:
     """Of one model, shared by its layers."""
@@ -96,14 +120,18 @@ def routed(logits: torch.Tensor, k: int, normalise: bool) -> tuple[torch.Tensor,
     return ids, weights
 
 
-def use_kernels(model: Qwen4Exp, context_tokens: int) -> None:
-    """In the decoder layers; what a first short prompt would not compile is compiled now."""
+def use_kernels(model: Qwen4Exp, context_tokens: int) -> Fetched:
+    """In the decoder layers; what a first short prompt would not compile is compiled now. What uploads are held by."""
     kernels = kernels_of(model.spec)
     kernels.reader.warm(context_tokens, model.device)
+    model.upload = fetched = Fetched(1 + len(model.ngrams))
+    for layer in model.ngrams:
+        layer.upload = fetched
     for connected in model.blocks:
         if isinstance(connected, Connected):
             connected.mixing = mixed
             kernels.give(connected.block)
+    return fetched
 
 
 def mixed(mixer: Mixer, x: Streams) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
