@@ -21,9 +21,11 @@ from lanes.models.ops import causal_conv, product, rms
 from lanes.models.qwen4_exp.rows import Rows
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.weights import Weights
+from lanes.state.sequence import RecurrentState
 from lanes.state.trial import RecurrentInputs
 
 L2_EPS = 1e-6
+SLICE_ROWS = 2048  # of a long window at once: their projection is half as large again as their streams
 
 
 class Kernels(Protocol):
@@ -73,14 +75,13 @@ class DeltaNet:
     def __call__(self, u: torch.Tensor, rows: Rows) -> torch.Tensor:
         """u, result: fp32 [R, H]."""
         spec = self._spec
-        qkv, z = product(u, self.inputs).split((spec.conv_channels, spec.value_heads * spec.value_dim), dim=1)
         # Still side by side: an exponential over rows with a gap between them goes row by row, however many there are.
         b, a = (product(u, self.gates) + self._shifts).chunk(2, dim=1)  # [R, N]
         beta, g = b.sigmoid(), self.rate * F.softplus(a)
         if self.kernels is not None and len(rows.runs) == 1 and rows.runs[0].trial is None:
-            state = rows.runs[0].state.recurrent[self.layer]
-            out = self.kernels.rule(state.matrix, *self.kernels.rows(qkv, state.conv), g, beta)
-            return product(self.kernels.finish(out, z), self.output)
+            state, slices = rows.runs[0].state.recurrent[self.layer], (x.split(SLICE_ROWS) for x in (u, g, beta))
+            return torch.cat([self._by(self.kernels, state, *some) for some in zip(*slices, strict=True)])
+        qkv, z = self._projected(u)
         q, k, v = self._convolved(qkv, rows)
         parts = []  # [T, N, V] each
         for run in rows.runs:
@@ -96,6 +97,20 @@ class DeltaNet:
         gate = gate.sigmoid() if spec.gate == "sigmoid" else F.silu(gate)
         out = (rms(out, spec.eps) * self.norm).mul_(gate)
         return product(out.flatten(1), self.output)
+
+    def _projected(self, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """qkv [R, C] and z [R, N * V]."""
+        spec = self._spec
+        qkv, z = product(u, self.inputs).split((spec.conv_channels, spec.value_heads * spec.value_dim), dim=1)
+        return qkv, z
+
+    def _by(
+        self, kernels: Kernels, state: RecurrentState, u: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+    ) -> torch.Tensor:
+        """Some rows' result by kernels."""
+        qkv, z = self._projected(u)
+        out = kernels.rule(state.matrix, *kernels.rows(qkv, state.conv), g, beta)
+        return product(kernels.finish(out, z), self.output)
 
     def _convolved(self, qkv: torch.Tensor, rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k [R, N, K] and v [R, N, V] behind convolution and norm; moves the states' tails on."""
