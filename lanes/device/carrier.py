@@ -16,10 +16,10 @@ import contextlib
 import itertools
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-import numpy as np
 import torch
 import xxhash
 
@@ -32,6 +32,7 @@ from lanes.state.carrier import Carrier, Job, Part, Segments
 from lanes.state.errors import SnapshotRefused
 from lanes.state.host import Arrival
 from lanes.state.sequence import SequenceState
+from shared_experts.errors import ParkRefused
 from shared_experts.park_memory import ParkMemory
 
 THREADS = 4  # that take digests: together a link's rate
@@ -72,6 +73,7 @@ class DeviceCarrier(Carrier):
         self._quick = ThreadPoolExecutor(THREADS, "park", self._spread)
         self._slow = ThreadPoolExecutor(1, "park-beside", _step_back)
         self._under: list[Future[bytes]] = []
+        self._stopping = threading.Event()
         self.batch_bytes = staging.half_bytes
 
     def out(self, memory: ParkMemory, parts: Sequence[Part], places: Sequence[Segments], *, hurry: bool) -> Job:
@@ -83,11 +85,10 @@ class DeviceCarrier(Carrier):
                 digests += self._send(memory, group, threads)
                 continue
             for part, segments in group:
-                tensors = part.tensors()
-                if all(map(self._stays, tensors)):
-                    digests.append(threads.submit(_by_hand, memory, tensors, segments))
-                else:  # its memory may be given back before the thread has come to it
-                    digests.append(threads.submit(_write, memory, snapshot.pack(tensors), segments))
+                # What may be given back before a thread has come to it is copied now.
+                tensors = [each if self._stays(each) else each.clone() for each in part.tensors()]
+                runs = memory.runs(segments, part.size_bytes)
+                digests.append(threads.submit(_by_hand, memory, tensors, runs, self._stopping))
         self._under = [one for one in self._under if not one.done()] + digests
         return _Under(digests)
 
@@ -112,11 +113,14 @@ class DeviceCarrier(Carrier):
             raise SnapshotRefused("a damaged part")
 
     def settle(self) -> None:
-        """Waits for copies and digests."""
+        """Gives up what has not begun, and waits for the rest."""
+        self._stopping.set()
         for digest in self._under:
-            with contextlib.suppress(Exception):
-                digest.result()
+            digest.cancel()
+        wait(self._under)
+        self._side.copied().wait()
         self._under.clear()
+        self._stopping = threading.Event()
 
     def welcome(self, state: SequenceState) -> None:
         """It takes the seat: its parts come back to the device."""
@@ -192,17 +196,25 @@ def _digest(memory: ParkMemory, runs: pages.Runs, arrival: Arrival) -> bytes:
     return digest.digest()
 
 
-def _by_hand(memory: ParkMemory, tensors: Sequence[torch.Tensor], segments: Segments) -> bytes:
-    """Tensors in host memory, by this thread alone."""
-    data, at = np.empty(sum(tensor.nbytes for tensor in tensors), np.uint8), 0
-    for tensor in tensors:
-        source = tensor.view(torch.uint8).numpy()
-        data[at : at + tensor.nbytes].reshape(source.shape)[...] = source
-        at += tensor.nbytes
-    return _write(memory, data, segments)
+def _by_hand(memory: ParkMemory, tensors: Sequence[torch.Tensor], runs: pages.Runs, stop: threading.Event) -> bytes:
+    """Tensors in host memory, by this thread alone. The digest is of the source: what happens to the pool is seen."""
+    digest, left = xxhash.xxh3_128(), deque(runs)
+    for data in itertools.chain(*map(_flat, tensors)):
+        if stop.is_set():
+            raise ParkRefused("given up")
+        digest.update(data.data)
+        at = 0
+        while at < data.shape[0]:
+            offset, size_bytes = left.popleft()
+            step = min(size_bytes, data.shape[0] - at)
+            memory.view(offset, step)[:] = data[at : at + step]
+            at += step
+            if step < size_bytes:
+                left.appendleft((offset + step, size_bytes - step))
+    return digest.digest()
 
 
-def _write(memory: ParkMemory, data: snapshot.Bytes, segments: Segments) -> bytes:
-    name = snapshot.digest(data)
-    memory.write(segments, data)
-    return name
+def _flat(tensor: torch.Tensor) -> list[snapshot.Bytes]:
+    """Its bytes in order, in pieces that lie together: rows of several heads lie apart."""
+    pieces = [tensor] if tensor.is_contiguous() else list(tensor)
+    return [piece.contiguous().flatten().view(torch.uint8).numpy() for piece in pieces if piece.numel()]

@@ -113,7 +113,7 @@ class Carrier:
                 snapshot.unpack(data, part.of)
 
     def settle(self) -> None:
-        """Until nothing of this is under way."""
+        """Until nothing is under way any more; what has not begun is given up, and its job's names are never asked."""
 
     def welcome(self, state: SequenceState) -> None:
         """Something will come `back` to this fresh state, which runs next."""

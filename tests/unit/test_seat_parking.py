@@ -1,100 +1,31 @@
 """Conversations of lanes whose running one lies in a seat: kept, parked and taken back like any others, bit for bit."""
 
-import time
-
 import numpy as np
 import pytest
-import torch
 
 from lanes import limits
-from lanes.counters import Counters
-from lanes.device.arena import Arena
-from lanes.device.carrier import DeviceCarrier
-from lanes.device.host import PinnedHost
-from lanes.device.pool_pins import PoolPins
-from lanes.device.registered import Registered
-from lanes.device.side import Side
-from lanes.device.staging import Staging, size_for
-from lanes.state.carrier import Carrier
-from lanes.state.conversations import Conversations
-from lanes.state.host import PLAIN, Host
-from lanes.state.parking import Parking
-from lanes.state.pool import StatePool
-from lanes.state.seat import Seat
-from lanes.state.snapshot import Identity
 from shared_experts.park_server import ParkServer
+from tests.fakes.device_lane import CONTEXT, SeatedLane
 from tests.fakes.late_host import LateHost
-from tests.fakes.states import SHAPE, fresh, read, same
-from tests.unit.test_conversations import feed
-from tests.unit.test_device_start import Driver
+from tests.fakes.states import read
 
-CONTEXT = 200
-IDENTITY = Identity.of(b"f" * 32, SHAPE)
-
-
-class Lane:
-    """As a lane on a GPU has them: whoever runs takes the seat and keeps it."""
-
-    def __init__(self, path, kept_tokens: int, host: Host = PLAIN, arena: Arena | None = None) -> None:
-        self.counters = Counters()
-        carrier = Carrier()
-        if arena is not None:
-            side = Side(torch.device("cpu"))
-            staging = Staging(side, size_for(SHAPE))
-            host = PinnedHost(arena, side, staging)
-        self.seat = Seat(SHAPE, CONTEXT, "cpu", host)
-        if arena is not None:
-            pins = PoolPins(Registered(load=lambda name: Driver()), piece_bytes=4096)
-            carrier = DeviceCarrier(side, staging, pins, seat=self.seat.take, stays=arena.__contains__)
-        self.carrier = carrier
-        self.park = Parking(path, IDENTITY, self.counters, clock=time.monotonic, carrier=carrier)
-        pool = StatePool(SHAPE, SHAPE.bytes(CONTEXT) + kept_tokens * 200, host=None if host is PLAIN else host)
-        self.held = Conversations(pool, self.counters, self.park)
-
-    def turn(self, prompt: list[int], answer: list[int], marks: tuple[int, ...] = ()) -> int:
-        """A whole generation; the tokens that were known."""
-        held = self.held
-        begun = held.begin(prompt, len(prompt) + len(answer), b"")
-        state = held.pool[begun.slot]
-        assert same(state, fresh(prompt[: begun.cached_tokens]))
-        self.seat.take(state)
-        assert same(state, fresh(prompt[: begun.cached_tokens]))
-        at = begun.cached_tokens
-        for mark in sorted({*(m for m in marks if m > at), len(prompt)}):
-            feed(held, begun.slot, prompt[at:mark])
-            held.checkpoint(begun.slot)
-            at = mark
-        feed(held, begun.slot, answer)
-        assert state.seated
-        held.end(begun.slot)
-        return begun.cached_tokens
-
-    def settle(self) -> None:
-        """Parks what waits, the seat's occupant too."""
-        for _ in range(10_000):
-            if not self.held.idle():
-                return
-        raise AssertionError("never idle")
+MADE = {
+    "plain": lambda path: SeatedLane(path),
+    "late": lambda path: SeatedLane(path, host=LateHost()),
+    "device": lambda path: SeatedLane(path, carried=True),
+    "device without room": lambda path: SeatedLane(path, carried=True, arena_bytes=4096),
+}
 
 
-@pytest.fixture(params=["plain", "late", "device"])
+@pytest.fixture(params=MADE)
 def lanes(tmp_path, monkeypatch, request):
-    """Host memory as on a CPU; whose copies come as late as they may; as on a GPU, played on the CPU."""
+    """As on a CPU; with copies that come as late as they may; as on a GPU, played on the CPU."""
     monkeypatch.setattr(limits, "PAGE_TOKENS", 16)
     with ParkServer(tmp_path / "park.sock", 4 << 20, segment_bytes=512) as server:
-        arenas = [Arena(1 << 18, None) for _ in range(2)]
-        made = {
-            "plain": lambda arena: Lane(server.path, 300),
-            "late": lambda arena: Lane(server.path, 300, LateHost()),
-            "device": lambda arena: Lane(server.path, 300, arena=arena),
-        }[request.param]
-        made = [made(arena) for arena in arenas]
+        made = [MADE[request.param](server.path) for _ in range(2)]
         yield made
-        for lane, arena in zip(made, arenas, strict=True):
-            lane.park.close()
-            if isinstance(lane.carrier, DeviceCarrier):
-                lane.carrier.close()
-            arena.close()
+        for lane in made:
+            lane.close()
 
 
 def ids(rng: np.random.Generator, count: int) -> list[int]:

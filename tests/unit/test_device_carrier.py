@@ -1,0 +1,197 @@
+"""Conversations between a seat and the pool: the same bytes, digests that see damage, threads that nobody waits for.
+
+EXPRESSWAY_DAMAGES sets how many random damages are tried (1,000 by hand).
+"""
+
+import os
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lanes import limits
+from lanes.device import carrier as carriers
+from lanes.device import pages
+from lanes.device.pool_pins import PoolPins
+from lanes.state import snapshot
+from lanes.state.carrier import Fixed, Rows
+from lanes.state.sequence import SequenceState
+from shared_experts.park_memory import ParkMemory
+from shared_experts.park_server import ParkServer
+from tests.fakes.device_lane import SeatedLane
+from tests.fakes.states import SHAPE, WIDE, fresh, same
+
+DAMAGES = int(os.environ.get("EXPRESSWAY_DAMAGES", "60"))
+INT8 = replace(SHAPE.with_int8(), draft=None)
+
+
+@pytest.fixture
+def pool(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "PAGE_TOKENS", 16)
+    with ParkServer(tmp_path / "park.sock", 4 << 20, segment_bytes=512) as server:
+        yield server
+
+
+@pytest.fixture
+def lane(pool):
+    made = []
+
+    def make(**options):
+        made.append(SeatedLane(pool.path, carried=True, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def ids(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 1000, count).tolist()
+
+
+def parts_of(state, cuts, until):
+    rows = [Rows(state, first, end, until) for first, end in zip((0, *cuts), cuts, strict=False)]
+    return [Fixed(tuple(state.fixed()), seated=True), *rows]
+
+
+@given(
+    st.sampled_from([SHAPE, WIDE, INT8]),
+    st.lists(st.sampled_from([1, 3, 8, 16, 16, 16]), min_size=1, max_size=6),
+    st.integers(0, 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_what_is_gathered_is_what_is_packed_and_comes_back(shape, lengths, fewer):
+    cuts = np.cumsum(lengths).tolist()
+    tokens = cuts[-1]
+    until = max(tokens - fewer, cuts[-2] + 1 if len(cuts) > 1 else 1)
+    state = SequenceState(shape, tokens)
+    state.reserve(tokens)
+    for tensor in (*state.rows(0, tokens), *state.fixed()):
+        if tensor.numel():
+            tensor.copy_(torch.randint(-100, 100, tensor.shape))
+    parts = parts_of(state, cuts, until)
+    packed = np.concatenate([snapshot.pack(part.tensors()) for part in parts])
+    memory = torch.zeros(packed.shape[0], dtype=torch.uint8)
+    pages.gather(memory, parts)
+    assert np.array_equal(memory.numpy(), packed)
+    other = SequenceState(shape, tokens)
+    other.reserve(tokens)
+    for tensor in other.rows(0, tokens):
+        tensor.zero_()
+    pool = ParkMemory.create(4096, 4096)
+    pages.scatter(memory, parts_of(other, cuts, until), pool, [])
+    pool.close()
+    pairs = zip((*state.rows(0, until), *state.fixed()), (*other.rows(0, until), *other.fixed()), strict=True)
+    assert all(torch.equal(x, y) for x, y in pairs)
+    assert not any(tensor.any() for tensor in other.rows(until, tokens)), "nothing past the end"
+
+
+def test_groups_keep_the_order_and_the_room():
+    state = fresh(ids(64))
+    items = [(Rows(state, at, at + 16, 64), (at,)) for at in range(0, 64, 16)]
+    size = items[0][0].size_bytes
+    assert [len(group) for group in pages.groups(items, 3 * size)] == [3, 1]
+    assert [len(group) for group in pages.groups(items, 3 * size - 1)] == [2, 2]
+    assert [len(group) for group in pages.groups(items, 1)] == [1, 1, 1, 1]
+    assert [item for group in pages.groups(items, 2 * size) for item in group] == items
+
+
+def test_random_damages_are_refused_and_read_again(lane, pool):
+    rng, prompt = np.random.default_rng(7), ids(100)
+    a = lane()
+    a.turn(prompt, [1], marks=(70,))
+    a.settle()
+    bytes_ = pool._memory._bytes
+    used = pool.index.touched_segments * 512
+    intact, refused = bytes_[:used].copy(), 0
+    b = lane()
+    for _ in range(DAMAGES):
+        at, size = int(rng.integers(used)), int(rng.integers(1, 600))
+        part = bytes_[at : min(used, at + size)]
+        part[:] = rng.integers(0, 256, part.shape[0])
+        before = b.counters.restores_refused
+        begun = b.held.begin([*prompt, 1, 5], 120, b"")
+        assert same(b.held.pool[begun.slot], fresh([*prompt, 1][: begun.cached_tokens]))
+        assert (begun.cached_tokens == 101) == (b.counters.restores_refused == before)
+        refused += b.counters.restores_refused - before
+        b.held.end(begun.slot)
+        bytes_[:used] = intact
+        b.held.forget()
+        b.park.close()  # what it refused it does not ask for again
+    assert refused > DAMAGES // 3
+
+
+def test_what_waits_in_memory_is_parked_beside_and_nobody_waits(lane, monkeypatch):
+    a, b = lane(), lane()
+    prompt = ids(100)
+    a.turn(prompt, [1])
+    a.turn(ids(30, seed=1), [2])  # the first one left its seat
+    gate, real = threading.Event(), carriers._by_hand
+    monkeypatch.setattr(carriers, "_by_hand", lambda *given: (gate.wait(60), real(*given))[1])
+    for _ in range(20):
+        assert a.held.background(1 << 30), "there is more to do, and it came back at once"
+    assert a.counters.parks == 0
+    gate.set()
+    while a.held.background(1 << 30):
+        pass
+    assert a.counters.parks == 1
+    assert b.turn([*prompt, 1, 5], [6]) == 101
+
+
+def test_a_conversation_that_goes_on_waits_for_no_more_than_what_runs(lane, pool, monkeypatch):
+    a = lane()
+    prompt = ids(180)
+    a.turn(prompt, [1])
+    a.turn(ids(30, seed=1), [2])
+    begun, gate, real, calls = threading.Event(), threading.Event(), carriers._by_hand, []
+
+    def by_hand(*given):
+        calls.append(1)
+        begun.set()
+        gate.wait(60)
+        return real(*given)
+
+    monkeypatch.setattr(carriers, "_by_hand", by_hand)
+    assert a.held.background(1)
+    begun.wait(60)
+    threading.Timer(0.05, gate.set).start()
+    assert a.turn([*prompt, 1, 4], [5]) == 181
+    assert len(calls) == 1, "what had not begun never did"
+    monkeypatch.setattr(carriers, "_by_hand", real)
+    a.settle()
+    assert a.counters.parks >= 1
+    assert lane().turn([*prompt, 1, 4, 5, 6], [7]) == 183
+
+
+def test_memory_that_the_owner_gave_back_is_registered_anew(lane, pool, monkeypatch):
+    a, drops, real = lane(), [], PoolPins.drop
+    monkeypatch.setattr(PoolPins, "drop", lambda self: (drops.append(len(a.driver.registered)), real(self)))
+    a.turn(ids(100), [1])
+    a.settle()
+    assert a.driver.registered
+    assert not drops
+    while pool.index.evict():
+        pass
+    pool._punches += 1
+    pool._memory.punch(pool.index.forget_fresh())
+    a.turn(ids(120, seed=2), [3])
+    a.settle()
+    assert len(drops) == 1
+    assert drops[0] > 0
+    assert lane().turn([*ids(120, seed=2), 3, 4], [5]) == 121
+
+
+def test_segments_of_another_tenant_are_zero(lane, pool):
+    a = lane()
+    a.turn(ids(150), [1], tenant=b"a")
+    a.settle()
+    touched = pool.index.touched_segments
+    while pool.index.evict():
+        pass
+    client = a.park._connected()
+    (segments,) = client.room(b"other tenant 16b", [touched * 512])
+    assert not any(client.memory.segment(number).any() for number in segments)
