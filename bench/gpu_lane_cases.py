@@ -19,6 +19,8 @@ from lanes.experts.gpu.experts import GpuExperts
 from lanes.experts.gpu.prompt import Means
 from lanes.experts.store import Interrupted
 from lanes.sampler import greedy
+from lanes.state.checkpoint import Checkpoint
+from lanes.state.pool import Branch
 from lanes.window import Window
 from shared_experts.pack import Pack
 
@@ -196,6 +198,24 @@ def taking_turns(pack: Pack, device: str, ids: Sequence[int]) -> str:
             lane.windows(others[at : at + 1], second, [1])
     bit_equal(torch.cat(got), want)
     return f"{2 * len(got) - 1} turns"
+
+
+def branching(pack: Pack, device: str, ids: Sequence[int]) -> str:
+    """A branch at a checkpoint gives its root's bits, whether the root is in the seat or in host memory."""
+    lane = gpu_lane(pack, device)
+    root = lane.begin(ids[:PROMPT])
+    state = lane.states[root]
+    lane.model.settle(state)
+    kept = Checkpoint.of(state)
+    want = lane.windows(ids[PROMPT:], root, [1])
+    lane.model.settle(state)
+    for _ in range(2):
+        slot = lane.states.open(CONTEXT, Branch(state, PROMPT, PROMPT))
+        kept.into(lane.states[slot])
+        bit_equal(lane.windows(ids[PROMPT:], slot, [1]), want)
+        lane.model.settle(lane.states[slot])
+        lane.states.close(slot)
+    return f"{2 * len(want)} tokens of branches"
 
 
 def guesses(pack: Pack, device: str, ids: Sequence[int]) -> str:

@@ -78,6 +78,7 @@ CASES: dict[str, Callable[[Pack, str, Sequence[int]], str]] = {
     "cpu": cases.against_the_cpu,
     "drafts": cases.drafts_change_nothing,
     "turns": cases.taking_turns,
+    "branches": cases.branching,
     "cache": cases.whatever_is_cached,
     "prompts": cases.whatever_feeds_a_prompt,
     "guesses": cases.guesses,

@@ -17,6 +17,11 @@ from bench.checkpoint import write_checkpoint
 from bench.quality import FileRecords
 from bench.tiny_model import TinyConfig
 from lanes.counters import Counters
+from lanes.device.arena import Arena
+from lanes.device.host import PinnedHost
+from lanes.device.registered import Registered
+from lanes.device.side import Side
+from lanes.device.staging import Staging, size_for
 from lanes.experts.adaptive import adaptive
 from lanes.experts.cache import ExpertCache, slots_of
 from lanes.experts.gpu.experts import GpuExperts
@@ -42,6 +47,7 @@ SMALL = TinyConfig(
     layer_types=("linear_attention", "linear_attention", "full_attention"), ngram_vocab_size_base=100,
 )  # fmt: skip
 CONTEXT = 256
+ARENA_BYTES = 16 << 20  # of states that wait
 
 
 class PinnedRecords:
@@ -167,7 +173,10 @@ def gpu_lane(
     inner = load_model(pack, experts, device=where, dtype=dtype, drafts=drafts)
     assert isinstance(inner, Qwen4Exp)
     captures = device == "cuda" if capture is None else capture
-    model = GpuQwen4Exp(inner, experts, context_tokens, capture=captures)
+    side = Side(where)
+    arena = Arena(ARENA_BYTES, Registered() if device == "cuda" else None)
+    host = PinnedHost(arena, side, Staging(side, size_for(inner.state_shape)))
+    model = GpuQwen4Exp(inner, experts, context_tokens, capture=captures, host=host)
     prompter = None if device == "cuda" else cpu_lane(pack, drafts=drafts, context_tokens=context_tokens)
-    states = StatePool(model.state_shape, 1 << 30)
+    states = StatePool(model.state_shape, 1 << 30, host=host, branch=model.branch)
     return Lane(model, experts, counters, states, prompter, share, kernel, context_tokens)

@@ -5,6 +5,7 @@
     restore     out of the pool, digests checked; restore_and_take: until another lane may compute on it in its seat
     next        a conversation that nobody knows begins while another is in the seat, until it may compute there;
                 next_said: until the lane's thread has said all that
+    branch      one that goes on from an earlier checkpoint of what is in the seat, likewise
     checkpoint  until what computes next may overwrite the state; checkpoint_said: of the lane's thread
     leave, take the seat, where it makes room for another conversation and comes back
     copy        the same bytes between a GPU and host memory in one piece: what the link gives
@@ -70,7 +71,7 @@ class Lane:
         self.carrier = DeviceCarrier(side, staging, pins, seat=self.seat.take, stays=self.arena.__contains__)
         identity = Identity.of(b"f" * 32, shape)
         self.park = Parking(path, identity, self.counters, clock=time.monotonic, carrier=self.carrier)
-        states = StatePool(shape, budget_bytes, host=self.host)
+        states = StatePool(shape, budget_bytes, host=self.host, branch=self.seat.branch)
         self.held = Conversations(states, self.counters, self.park)
 
     def read(self, prompt: Sequence[int], room: int) -> tuple[SequenceState, float]:
@@ -104,6 +105,17 @@ class Lane:
         ready_ms = (time.perf_counter() - began) * 1e3
         self.held.end(begun.slot)
         return {"next": ready_ms, "next_said": said_ms}
+
+    def branch(self, prompt: Sequence[int], room: int) -> dict[str, float]:
+        """The same of a branch at a checkpoint of the conversation that is in the seat."""
+        began = time.perf_counter()
+        begun = self.held.begin(prompt, room, b"")
+        self.seat.take(self.held.pool[begun.slot])
+        _computed(self.seat.home)
+        took_ms = (time.perf_counter() - began) * 1e3
+        assert len(prompt) - begun.cached_tokens == 1, "no branch"
+        self.held.end(begun.slot)
+        return {"branch": took_ms}
 
     def checkpoint(self, state: SequenceState) -> dict[str, float]:
         """The same of a checkpoint."""
@@ -170,6 +182,8 @@ def once(a: Lane, b: Lane, tokens: int, first: int) -> dict[str, float]:
     assert b.counters.restores == restores + 1, "it was not restored"
     found["restore"] = (b.counters.restore_ns - before_ns) / 1e6
     assert equal(state, back, len(longer)), "other bits came back"
+    found |= a.branch([*prompt, 8], room)
+    a.seat.take(state)
     found |= a.checkpoint(state)
     found["leave"] = timed_ms(a.seat.leave, a.seat.home)
     found["take"] = timed_ms(lambda: a.seat.take(state), a.seat.home)

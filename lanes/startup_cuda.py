@@ -116,7 +116,7 @@ def cuda_parts(opened: Opened) -> Parts:
         "windows_captured", allocated=torch.cuda.memory_allocated(), reserved=reserved_bytes,
         beside_torch=total_bytes - free_bytes - reserved_bytes, planned_beside_torch=limits.CUDA_CONTEXT_BYTES,
     )  # fmt: skip
-    states = StatePool(model.state_shape, budget_bytes, slots=limits.MAX_RESIDENTS, host=host)
+    states = StatePool(model.state_shape, budget_bytes, slots=limits.MAX_RESIDENTS, host=host, branch=model.branch)
     most_rows = min(MANY_ROWS, chunk.rows, context_tokens // 2)
 
     def windows_up_to(runner: Runner) -> int:

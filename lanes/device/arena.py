@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lanes.device.registered import Registered
@@ -47,7 +48,9 @@ class Arena:
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, self.size_bytes)]  # (first, end), ascending, never adjacent
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="state-arena", daemon=True)
+        weakref.finalize(self, self._work.put, None).atexit = False  # who forgets to close it leaves no thread
+        mine = (self._work, self._bytes, weakref.WeakMethod(self._give))
+        self._thread = threading.Thread(target=_run, args=mine, name="state-arena", daemon=True)
         self._thread.start()
 
     @property
@@ -112,21 +115,27 @@ class Arena:
                 first = self._free.pop(at)[0]
             self._free.insert(at, (first, end))
 
-    def _run(self) -> None:
-        with contextlib.suppress(OSError):  # nobody waits for it but who has no memory
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        while (work := self._work.get()) is not None:
-            if isinstance(work, threading.Event):
-                work.set()
-            elif callable(work):
-                work()
-            else:
-                first, size_bytes = work
-                for at in range(first, first + size_bytes, ZEROED_AT_ONCE_BYTES):
-                    part = min(ZEROED_AT_ONCE_BYTES, first + size_bytes - at)
-                    ctypes.memset(self._address + at, 0, part)  # without the interpreter's lock
-                self._give(first, first + _rounded(size_bytes))
-            del work
+
+def _run(
+    given: queue.SimpleQueue[_Work], memory: npt.NDArray[np.uint8], give: weakref.WeakMethod[Callable[[int, int], None]]
+) -> None:
+    """The thread of an arena that may be gone."""
+    with contextlib.suppress(OSError):  # nobody waits for it but who has no memory
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    while (work := given.get()) is not None:
+        if isinstance(work, threading.Event):
+            work.set()
+        elif callable(work):
+            work()
+        else:
+            first, size_bytes = work
+            for at in range(first, first + size_bytes, ZEROED_AT_ONCE_BYTES):
+                part = min(ZEROED_AT_ONCE_BYTES, first + size_bytes - at)
+                ctypes.memset(memory.ctypes.data + at, 0, part)  # without the interpreter's lock
+            if (back := give()) is not None:
+                back(first, first + _rounded(size_bytes))
+            del back
+        del work
 
 
 def _rounded(size_bytes: int) -> int:

@@ -11,7 +11,7 @@ a state that went back has given up pages that others hold; memory that is given
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -49,11 +49,13 @@ class StatePool(Mapping[int, SequenceState]):
         allocate: Allocate | None = None,
         paged: bool = False,
         host: Host | None = None,
+        branch: Callable[[SequenceState, SequenceState, int], None] | None = None,
     ) -> None:
-        """With `host`, states have their memory from there."""
+        """With `host`, states have their memory from there. `branch(state, root, tokens)` gives a state that runs next
+        a root's first rows, where that is not by copying them in host memory."""
         self.shape, self.budget_bytes, self.slots = shape, budget_bytes, slots
         self._memory = PageMemory.of(shape) if paged else None
-        self._device, self._allocate, self._host = device, allocate, host
+        self._device, self._allocate, self._host, self._branch = device, allocate, host, branch
         self._open: dict[int, SequenceState] = {}
         self._beside_bytes = 0  # charged for checkpoints
 
@@ -77,7 +79,9 @@ class StatePool(Mapping[int, SequenceState]):
         state = SequenceState(
             self.shape, max_tokens, device=self._device, allocate=self._allocate, memory=self._memory, host=self._host
         )
-        if branch is not None:
+        if branch is not None and self._branch is not None:
+            self._branch(state, branch.root, branch.tokens)
+        elif branch is not None:
             state.take_over(branch.root, branch.settled, branch.tokens)
         self._open[slot] = state
         return slot

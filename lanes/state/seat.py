@@ -38,31 +38,49 @@ class Seat:
 
     def take(self, state: SequenceState) -> None:
         """Moves a state of at most the seat's capacity here, and whoever was here to host memory."""
-        if self.occupant is state:
-            return
+        if self.occupant is not state:
+            self._leave(0)
+            state.arrival.before_compute()
+            self._sit(state, [(old, old.shape[-2]) for old in _rows(state)], given_up=True)
+
+    def branch(self, state: SequenceState, root: SequenceState, tokens: int) -> None:
+        """A state without rows takes the seat with another's first `tokens`: where that one is here, they stay here."""
+        here = self.occupant is root
+        self._leave(tokens if here else 0)
+        rows = [each.rows(0, tokens).stop for holder in root.attention.values() for each in holder.shape.growing()]
+        root.arrival.before_compute()
+        kept = [(old[..., :0, :] if here else old, 0 if here else n) for old, n in zip(_rows(root), rows, strict=True)]
+        self._sit(state, kept, given_up=False)
+
+    def leave(self) -> None:
+        """Moves the occupant, if any, to host memory."""
+        self._leave(0)
+
+    def _sit(self, state: SequenceState, rows: list[tuple[torch.Tensor, int]], *, given_up: bool) -> None:
+        """Its tensors become the seat's, with so many rows of other ones; those are read no more where `given_up`."""
         assert state.capacity_tokens <= self.home.capacity_tokens, "the seat is as long as the longest sequence"
-        self.leave()
-        state.arrival.before_compute()
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for holder, home, name in _growing(state, self.home):
-            new, old = getattr(home, name), getattr(holder, name)
-            pairs.append((new[..., : old.shape[-2], :], old))
+        for (holder, home, name), (old, count) in zip(_growing(state, self.home), rows, strict=True):
+            new = getattr(home, name)
+            pairs.append((new[..., :count, :], old[..., :count, :]))
             setattr(holder, name, new)
+        moved = [old for old, _ in rows] if given_up else []
         for part, its_home, name in _fixed(state, self.home):
             new, old = getattr(its_home, name), getattr(part, name)
             if state.blank:
                 new.zero_()
             else:
                 pairs.append((new, old))
+                moved.append(old)
             setattr(part, name, new)
         self._host.back(pairs)
-        for _, old in pairs:
+        for old in moved:
             self._host.wipe(old)
         state.blank, state.home, state.arrival = False, self._host, HERE
         self._occupant = weakref.ref(state)
 
-    def leave(self) -> None:
-        """Moves the occupant, if any, to host memory."""
+    def _leave(self, kept_tokens: int) -> None:
+        """The same; rows of the first tokens are zeroed later, by whoever has them from now on."""
         state, self._occupant = self.occupant, None
         if state is None:
             return
@@ -79,7 +97,10 @@ class Seat:
             setattr(part, name, pairs[-1][0])
         state.arrival, state.home = self._host.out(pairs), None
         state.arrival.before_compute()
-        for tensor in (*self.home.rows(0, self.home.capacity_tokens), *self.home.fixed()):
+        for holder in self.home.attention.values():
+            for each in holder.shape.growing():
+                getattr(holder, each.name)[..., each.rows(0, kept_tokens).stop :, :].zero_()
+        for tensor in self.home.fixed():
             tensor.zero_()
 
 
@@ -90,6 +111,11 @@ def _growing(state: SequenceState, home: SequenceState) -> list[tuple[AttentionS
         for layer, its in state.attention.items()
         for each in its.shape.growing()
     ]
+
+
+def _rows(state: SequenceState) -> list[torch.Tensor]:
+    """Its growing buffers, in the same order."""
+    return [getattr(holder, each.name) for holder in state.attention.values() for each in holder.shape.growing()]
 
 
 def _fixed(state: SequenceState, home: SequenceState) -> list[tuple[object, object, str]]:

@@ -53,8 +53,9 @@ class SeatedLane:
         identity = Identity.of(b"f" * 32, shape)
         self.park = Parking(Path(path), identity, self.counters, clock=time.monotonic, carrier=self.carrier)
         pool = StatePool(
-            shape, shape.bytes(CONTEXT) + kept_tokens * shape.bytes(100) // 100, host=None if host is PLAIN else host
-        )
+            shape, shape.bytes(CONTEXT) + kept_tokens * shape.bytes(100) // 100,
+            host=None if host is PLAIN else host, branch=None if host is PLAIN else self.seat.branch,
+        )  # fmt: skip
         self.held = Conversations(pool, self.counters, self.park)
 
     def turn(self, prompt: list[int], answer: list[int], marks: tuple[int, ...] = (), *, tenant: bytes = b"") -> int:

@@ -60,6 +60,10 @@ def test_sequences_take_turns_in_the_seat(pack):
     cases.taking_turns(pack, "cpu", cases.prompt(pack, cases.PROMPT + 2))
 
 
+def test_a_branch_sits_down_with_its_roots_rows(pack):
+    cases.branching(pack, "cpu", cases.prompt(pack, cases.PROMPT + 1))
+
+
 @pytest.mark.slow
 def test_guesses_as_on_the_cpu(pack):
     cases.guesses(pack, "cpu", cases.prompt(pack, cases.PROMPT + 3))

@@ -24,6 +24,7 @@ def test_a_conversation_goes_its_whole_way(tmp_path, capsys):
         "take",
         "next",
         "next_said",
+        "branch",
         "checkpoint",
         "checkpoint_said",
     }

@@ -1,10 +1,14 @@
 """The seat: a state keeps its values wherever it lies, and what it leaves behind is zero."""
 
+import pytest
 import torch
 
+from lanes.state.checkpoint import Checkpoint
+from lanes.state.host import PLAIN
 from lanes.state.pool import StatePool
 from lanes.state.seat import Seat
 from lanes.state.sequence import SequenceState
+from tests.fakes.late_host import LateHost
 from tests.fakes.states import SHAPE, fresh, read, same
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -60,6 +64,28 @@ def _fresh_of(ids: list[int]) -> SequenceState:
     for token in ids:
         read(state, [token])
     return state
+
+
+@pytest.mark.parametrize("seated", [True, False])
+@pytest.mark.parametrize("tokens", [1, 5, 8, 10])
+@pytest.mark.parametrize("host", [PLAIN, LateHost()])
+def test_a_branch_sits_down_with_its_roots_rows(seated, tokens, host):
+    seat, root, branch = Seat(SHAPE, 64, "cpu", host), SequenceState(SHAPE, 64), SequenceState(SHAPE, 32)
+    read(root, IDS)
+    seat.take(root)
+    if not seated:
+        seat.leave()
+    kept = fresh(IDS[:tokens])
+    seat.branch(branch, root, tokens)
+    assert seat.occupant is branch
+    assert not any(rows.any() for rows in branch.rows(-(-tokens // 4) * 4, 64)), "nothing of the root past them"
+    Checkpoint.of(kept).into(branch)
+    assert same(branch, kept)
+    read(branch, [8, 9])
+    assert same(root, fresh(IDS)), "the root is whole, wherever it lies"
+    assert not root.seated
+    seat.take(root)
+    assert same(root, fresh(IDS))
 
 
 def test_a_seated_state_that_is_closed_leaves_nothing():

@@ -158,14 +158,21 @@ class GpuQwen4Exp:
 
     def take_seat(self, state: SequenceState) -> None:
         """The state is in the seat from now on; whoever was there is settled and lies in host memory."""
-        occupant = self.seat.occupant
-        if occupant is not state:
-            if occupant is not None:
-                self.settle(occupant)
-            self._accepted = 0
+        if self.seat.occupant is not state:
+            self._settle_occupant()
             self.seat.take(state)
         elif state.length == 0:  # begun again in its place
             self._accepted = 0
+
+    def branch(self, state: SequenceState, root: SequenceState, tokens: int) -> None:
+        """A state without rows is in the seat from now on, with another's first `tokens`."""
+        self._settle_occupant()
+        self.seat.branch(state, root, tokens)
+
+    def _settle_occupant(self) -> None:
+        if (occupant := self.seat.occupant) is not None:
+            self.settle(occupant)
+        self._accepted = 0
 
     def _decode(self, window: Window, state: SequenceState, meanwhile: Meanwhile) -> torch.Tensor:
         rows = window.token_ids.shape[0]
