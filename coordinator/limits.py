@@ -113,6 +113,7 @@ PREFIXES_RETRY_S: Final = 1.0  # between two calls of a lane's Prefixes
 OPERATION_LOOK_S: Final = 0.1  # how often an operation looks whether a lane is idle, or back
 LANE_RETRY_S: Final = 0.1  # between two attempts to say hello
 SUPERVISOR_RETRY_S: Final = 0.5
+RUN_FILE_RETRY_S: Final = 5.0  # until a cluster.json that could not be written is tried again
 OWNER_ASK_S: Final = 1.0  # between two questions to the owner; LANE_SUSPECT_S and LANE_KILL_S hold for its silence too
 
 # --- Other hosts ------------------------------------------------------------------------------------------------------

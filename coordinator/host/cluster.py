@@ -142,19 +142,24 @@ async def _live(
     await supervisor.start_all()
     door = f"unix:{run_dir.socket(COORDINATOR)}"  # opened after the public ones, and needs no key
     ready = await wait_ready(supervisor, run_dir.socket("owner"), door, config.start_timeout_s, on_progress)
-    announced = False
+    announced, stale = False, False
     while True:
         seen = supervisor.version
         pids = {"supervisor": os.getpid(), **{name: keeper.pid for name, keeper in supervisor.keepers.items()}}
         running = Running(config, run_dir.path, ready, pids)
         try:
             run_dir.write_cluster(running.to_json())
+            stale = False
         except RunDirError as error:  # a full disk is no reason to stop serving
-            log.warning("cluster.json is out of date", reason=str(error))
+            if not stale:
+                log.warning("cluster.json is out of date", reason=str(error))
+            stale = True
         if not announced:
             on_ready(running)
             announced = True
-        await supervisor.change(seen)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limits.RUN_FILE_RETRY_S if stale else None):
+                await supervisor.change(seen)
 
 
 async def _shut_down(supervisor: Supervisor, config: ServeConfig, now: asyncio.Event) -> None:
