@@ -19,6 +19,7 @@ import click
 import structlog
 
 from shared_experts import limits
+from shared_experts.damage import RECORD, DamageRecord
 from shared_experts.errors import SharedExpertsError
 from shared_experts.log_lines import LossyLines
 from shared_experts.owner import Owner, OwnerConfig
@@ -97,7 +98,7 @@ def own(
                 park_bytes=park_bytes,
                 park_disk=disk,
                 regions_dir=regions,
-                proof=Proof(pack_dir, shape.fingerprint),
+                proof=Proof(pack_dir, shape.fingerprint, found=DamageRecord(run_dir / RECORD, shape.fingerprint)),
             )
         )
         _stop_on_signals(owner)

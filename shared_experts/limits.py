@@ -36,6 +36,8 @@ FILE_NAME_BYTES = 128
 EXTRA_FILE_BYTES = 256 << 20
 EXTRA_FILES = 32
 
+DAMAGE_RECORD_BYTES = 16 << 10  # of what an owner found; a longer record is none
+
 # --- golden record ----------------------------------------------------------------------------------------------
 GOLDEN_BYTES = 1 << 20
 GOLDEN_TOKENS = 64

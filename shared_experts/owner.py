@@ -213,12 +213,18 @@ class Owner:
 
         with ThreadPoolExecutor(1, thread_name_prefix="pack-proof") as pool:
             proof = pool.submit(config.proof.before, check_stop) if config.proof else None
+
+            def step(at: str, done_bytes: int) -> None:
+                if proof is not None and proof.done():
+                    proof.result()  # what is damaged is not filled to its end first
+                self._step(at, done_bytes)
+
             try:
                 region = fill.build(
                     config.experts_path,
                     config.shape,
                     threads=config.threads,
-                    on_step=self._step,
+                    on_step=step,
                     huge_pages=config.huge_pages,
                 )
             except BaseException:

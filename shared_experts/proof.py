@@ -1,7 +1,8 @@
 """Proof that what lanes read of a pack themselves is whole: dense weights and n-gram tables.
 
     before    all dense weights, and tables of at most AT_ONCE_BYTES together: before a lane gets the region
-    behind    what was not proven before, while lanes run, at BEHIND_BYTES_S
+    behind    what was not proven before, while lanes run, at BEHIND_BYTES_S; what it finds is
+              found before, from then on
 
 Not here: experts (fill proves them in the region), when it happens and what follows (owner). Invariant: what this reads
 is named by the manifest whose fingerprint the region has.
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared_experts import limits
+from shared_experts.damage import DamageRecord
 from shared_experts.errors import PackError
 from shared_experts.manifest import DENSE_FILE, NGRAM_FILE, Section
 from shared_experts.pack import Pack
@@ -29,10 +31,13 @@ class Proof:
     pack: Path
     fingerprint: bytes
     at_once_bytes: int = AT_ONCE_BYTES
+    found: DamageRecord | None = None  # of the owners before this one; None: nothing is kept
 
     def before(self, check_stop: Callable[[], None]) -> None:
         """As fast as one thread reads; `check_stop` is called for every block, and what it raises is raised."""
         with self._open() as pack:
+            if self.found is not None:
+                self.found.check()
             pack.prove(self._before(pack), check_stop)
 
     def behind(self, pause: Callable[[float], None]) -> None:
@@ -40,7 +45,12 @@ class Proof:
         with self._open() as pack:
             done = self._before(pack)
             left = [section for section in _read_by_lanes(pack) if section not in done]
-            pack.prove(left, lambda: pause(limits.BLOCK_BYTES / BEHIND_BYTES_S))
+            try:
+                pack.prove(left, lambda: pause(limits.BLOCK_BYTES / BEHIND_BYTES_S))
+            except PackError as error:
+                if self.found is not None:
+                    self.found.keep(error)
+                raise
 
     def _before(self, pack: Pack) -> list[Section]:
         tables = [section for section in _read_by_lanes(pack) if section.file == NGRAM_FILE]

@@ -9,15 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from bench.checkpoint import PRESETS, write_checkpoint
-from shared_experts import memfd
+from shared_experts import memfd, owner
 from shared_experts.attach import attach
+from shared_experts.damage import DamageRecord
 from shared_experts.descriptor_server import DescriptorServer
 from shared_experts.errors import PackError
 from shared_experts.handoff import ask
@@ -158,6 +159,17 @@ def test_what_is_proven_before_lanes_start_and_what_behind_them(pack, tmp_path):
         larger.behind(paused.append)
     assert paused
     assert min(paused) > 0
+    larger.before(lambda: None)  # nothing was kept
+
+    keeps = Proof(mine, fingerprint, tables - 1, DamageRecord(tmp_path / "record", fingerprint))
+    keeps.before(lambda: None)
+    with pytest.raises(PackError, match="ngram"):
+        keeps.behind(paused.append)
+    with pytest.raises(PackError, match="found while lanes ran"):  # so its successors lend nothing
+        keeps.before(lambda: None)
+    flip(mine / "ngram.bin")
+    keeps.before(lambda: None)
+    keeps.behind(paused.append)
 
     flip(mine / "dense.safetensors")
     with pytest.raises(PackError, match="dense"):
@@ -285,10 +297,29 @@ def test_what_else_is_damaged_ends_the_owner_and_frees_the_region(tmp_path, when
         raise PackError(tmp_path / "dense.safetensors", "damaged", section="dense")
 
     config = OwnerConfig(tmp_path / "run", experts, regions.shape(), threads=1, huge_pages=False, proof=Only(prove))
-    owner = Owner(config, on_step=lambda at, _: reached.set() if at == step else None)
     with pytest.raises(PackError, match="dense"):
-        owner.run()
+        Owner(config, on_step=lambda at, _: reached.set() if at == step else None).run()
     assert regions.open_descriptors() == before
+
+
+def test_a_pack_that_is_damaged_is_not_filled_to_its_end(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir(mode=0o700)
+    experts = regions.write_experts(tmp_path / "experts.bin")
+    seen: list[str] = []
+
+    class AtOnce(ThreadPoolExecutor):
+        def submit(self, *words):
+            wait([(ended := super().submit(*words))])
+            return ended
+
+    def prove(check_stop):
+        raise PackError(tmp_path / "ngram.bin", "found while lanes ran", section="ngram.1")
+
+    monkeypatch.setattr(owner, "ThreadPoolExecutor", AtOnce)
+    config = OwnerConfig(tmp_path / "run", experts, regions.shape(), threads=1, huge_pages=False, proof=Only(prove))
+    with pytest.raises(PackError, match="while lanes ran"):
+        Owner(config, on_step=lambda at, _: seen.append(at)).run()
+    assert seen == []
 
 
 def test_a_fill_that_fails_does_not_wait_for_the_other_proof(tmp_path):

@@ -366,6 +366,7 @@ ELSEWHERE = {
     "lanes.MAX_TRACE_EXPERTS": "unit/test_routing_trace.py::test_limits_themselves_are_read",
     "lanes.DRAFT_VOCABULARY_BYTES": "unit/test_draft_vocabulary.py::test_a_file_of_the_limit_and_one_byte_more",
     "lanes.MAX_TRACE_ROWS": "unit/test_routing_trace.py::test_limits_themselves_are_read",
+    "shared_experts.DAMAGE_RECORD_BYTES": "unit/test_damage_record.py::test_a_record_over_the_limit_is_none",
     "shared_experts.GOLDEN_BYTES": "unit/test_golden_record.py::test_links_and_long_files_are_refused",
     "shared_experts.GOLDEN_TOKENS": "unit/test_golden_record.py::test_a_record_at_its_limits_is_read",
     "shared_experts.GOLDEN_EXPERTS": "unit/test_golden_record.py::test_a_record_at_its_limits_is_read",
