@@ -220,6 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--tokens", type=int, default=25_000, help="of the conversation (default: %(default)s)")
     add("--repeats", type=int, default=5)
     add("--out", type=Path)
+    add("--trace", type=Path, help="a chrome trace of one more conversation's way")
     options = parser.parse_args(argv)
     if options.device == "cuda":
         cuda.start()
@@ -239,6 +240,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             found.append(once(a, b, options.tokens, number * 1000))
             for lane in (a, b):
                 lane.held.forget()
+        if options.trace is not None:
+            with torch.profiler.profile() as profile:
+                once(a, b, options.tokens, len(found) * 1000)
+            profile.export_chrome_trace(str(options.trace))
     figures = {key: statistics.median(one[key] for one in found[WARM:]) for key in found[0]}
     if device == "cuda":
         figures |= copies(size_bytes, device)
@@ -251,8 +256,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     whole = ("park", "restore", "restore_and_take", "leave", "take", "copy_to_host", "copy_back")
     rates = {key: round(size_bytes / 1e6 / figures[key], 2) for key in whole if key in figures}
+    link = {
+        key: round(figures[way] / figures[key], 3)
+        for way, keys in (("copy_to_host", ("park", "leave")), ("copy_back", ("restore", "take")))
+        for key in keys
+        if way in figures
+    }
     rounded = {key: round(ms, 2) for key, ms in figures.items()}
-    write({**result, "milliseconds": rounded, "gigabytes_per_s": rates}, options.out)
+    write({**result, "milliseconds": rounded, "gigabytes_per_s": rates, "of_the_link": link}, options.out)
     return 0
 
 
