@@ -36,7 +36,12 @@ from lanes.kernels.fetch import fetch
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
 HIDDEN, INNER, CHOSEN, EXPERTS = 2560, 640, 10, 512
-TILES = [(64, 64, 8), (64, 32, 4), (64, 64, 4), (128, 64, 8), (128, 32, 8), (64, 128, 8), (32, 64, 4), (128, 128, 8)]
+TILES = [
+    (64, (4, 3), (64, 8, 4, 3)),
+    (64, (4, 2), (64, 8, 4, 2)),
+    (64, (4, 3), (128, 5, 8, 2)),
+    (32, (4, 3), (64, 8, 4, 2)),
+]
 CHECKED_ROWS = 64
 
 
@@ -55,8 +60,7 @@ class Layer:
         self.quantised = quantised(layout, rows, HIDDEN)
         counts = np.bincount(ids.reshape(-1), minlength=EXPERTS)
         room = max(most_pairs, int(counts.max()))
-        self.h, self.y = (torch.empty(room, width, device="cuda") for width in (INNER, HIDDEN))
-        self.inner = quantised(layout, room, INNER)
+        self.scratch = grouped.Scratch.of(layout, room, EXPERTS, "cuda")
         self.out = torch.zeros(rows, HIDDEN, device="cuda")
         self.room = room
 
@@ -69,9 +73,7 @@ class Layer:
     def run(self, groups: places.Groups, addresses: torch.Tensor, first: int, end: int) -> None:
         """Experts first..end-1."""
         for work in places.batches(groups, first, end, self.room):
-            grouped.run(
-                self.layout, addresses, groups, work, self.quantised, self.weights, self.h, self.inner, self.y, self.out
-            )
+            grouped.run(self.layout, addresses, groups, work, self.quantised, self.weights, self.scratch, self.out)
 
     def resident(self, addresses: torch.Tensor) -> None:
         """The layer, all records where `addresses` says."""
@@ -249,10 +251,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             name = f"streamed, {rows} rows, ring of {len(slots)}"
             case(name, functools.partial(streamed, layer, home, slots, 4), rows, 4, home.nbytes, layer)
     if options.sweep:
-        layer = Layer(4096, layout, records, options.most_pairs)
         for tile in TILES:
-            grouped.BLOCK_ROWS, grouped.BLOCK_WEIGHTS, grouped.WARPS = tile
-            name = "resident, 4096 rows, tile {} x {}, {} warps".format(*tile)
+            grouped.BLOCK_ROWS, grouped.GATE, grouped.DOWN = tile
+            layer = Layer(4096, layout, records, options.most_pairs)
+            name = "resident, 4096 rows, tile {}, gate-up {}, down {}".format(*tile)
             case(name, functools.partial(layer.resident, addresses), 4096, 1, 0, layer)
     return 1 if failed else 0
 

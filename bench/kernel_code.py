@@ -159,19 +159,17 @@ def launch_grouped(format: str, rows: int) -> None:
     layout = RecordLayout.of(EXPERT_FORMATS[format], HIDDEN, INNER)
     pairs = rows * CHOSEN
 
-    def quantised(rows: int, width: int) -> experts.QuantisedRows:
-        sizes = (rows, width // layout.format.group)
-        return experts.QuantisedRows(
-            torch.empty((rows, width), dtype=torch.int8), torch.empty(sizes), torch.empty(sizes, dtype=torch.int32)
-        )
-
+    sizes = (rows, HIDDEN // layout.format.group)
+    x = experts.QuantisedRows(
+        torch.empty((rows, HIDDEN), dtype=torch.int8), torch.empty(sizes), torch.empty(sizes, dtype=torch.int32)
+    )
     addresses, none = torch.empty(EXPERTS, dtype=torch.int64), np.zeros(1, np.int64)
     asked = grouped.ask(torch.empty((rows, CHOSEN), dtype=torch.int32), EXPERTS)
     groups = places.Groups(asked.pair, asked.place, asked.tiles, asked.tile_rows, none, none)
+    experts.quantise_rows(torch.empty(rows, HIDDEN), x, layout.format.group)
     grouped.run(
-        layout, addresses, groups, places.Batch(0, len(asked.tiles), 0, pairs),
-        quantised(rows, HIDDEN), torch.empty(rows, CHOSEN), torch.empty(pairs, INNER), quantised(pairs, INNER),
-        torch.empty(pairs, HIDDEN), torch.empty(rows, HIDDEN),
+        layout, addresses, groups, places.Batch(0, len(asked.tiles), 0, pairs), x, torch.empty(rows, CHOSEN),
+        grouped.Scratch.of(layout, pairs, EXPERTS, "cpu"), torch.empty(rows, HIDDEN),
     )  # fmt: skip
 
 

@@ -38,15 +38,10 @@ def computed(
         experts.quantise_rows(x, quantised, layout.format.group)
         for first, end in zip([0, *cuts], [*cuts, count], strict=True):
             work = places.batch(groups, first, end)
-            room = max(1, work.places)
-            h, y = (
-                torch.full((room, width), RATHER_NOT_A_NUMBER, device=device)
-                for width in (layout.intermediate, layout.hidden)
-            )
-            grouped.run(
-                layout, table, groups, work, quantised, weights, h,
-                scratch(layout, room, layout.intermediate, device), y, out,
-            )  # fmt: skip
+            room = grouped.Scratch.of(layout, work.places, end - first, device)
+            for tensor in (room.x_scale, room.scale, room.y):
+                tensor.fill_(RATHER_NOT_A_NUMBER)
+            grouped.run(layout, table, groups, work, quantised, weights, room, out)
     return out.cpu()
 
 

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kern
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     monkeypatch.setattr(grouped, "BLOCK_ROWS", 16)
-    monkeypatch.setattr(grouped, "BLOCK_WEIGHTS", 32)
     monkeypatch.setattr(grouped, "ADD_COLUMNS", 32)
 
 

@@ -62,7 +62,6 @@ def test_a_pace_by_hand():
 @interpreted
 def test_link_and_products_are_measured(monkeypatch):
     monkeypatch.setattr(grouped, "BLOCK_ROWS", 16)
-    monkeypatch.setattr(grouped, "BLOCK_WEIGHTS", 32)
     region = FakeRegion("q4g32", 32, 32, 2, 4)
     slots = HostSlots(layer_pace.SLOTS, region.info.record_bytes)
     records = np.array([region.record_address(layer, e) for layer in range(2) for e in range(4)], np.uint64)

@@ -67,26 +67,21 @@ def _products(slots: Slots, info: ExpertsInfo, chosen: int, device: torch.device
     table = np.array([slots.address(expert % SLOTS) for expert in range(info.experts)], np.int64)
     addresses = torch.from_numpy(table).to(device)
 
-    def quantised(count: int, width: int) -> QuantisedRows:
-        sizes = (count, width // group)
-        return QuantisedRows(
-            torch.empty((count, width), dtype=torch.int8, device=device), torch.empty(sizes, device=device),
-            torch.empty(sizes, dtype=torch.int32, device=device),
-        )  # fmt: skip
-
+    sizes = (rows, layout.hidden // group)
+    given = QuantisedRows(
+        torch.empty((rows, layout.hidden), dtype=torch.int8, device=device), torch.empty(sizes, device=device),
+        torch.empty(sizes, dtype=torch.int32, device=device),
+    )  # fmt: skip
     took_s = 0.0
     for _ in range(2):  # compiled by the first
         _finish(device)
         began_s = time.perf_counter()
-        given = quantised(rows, layout.hidden)
         experts.quantise_rows(x, given, group)
         groups = grouped.ask(ids, info.experts).groups()
         room = min(max(limits.PROMPT_PLACES, int(np.diff(groups.offsets).max())), ids.numel())
-        h, y = (torch.empty(room, width, device=device) for width in (layout.intermediate, layout.hidden))
+        scratch = grouped.Scratch.of(layout, room, info.experts, device)
         for work in places.batches(groups, 0, info.experts, room):
-            grouped.run(
-                layout, addresses, groups, work, given, weights, h, quantised(room, layout.intermediate), y, out
-            )
+            grouped.run(layout, addresses, groups, work, given, weights, scratch, out)
         _finish(device)
         took_s = time.perf_counter() - began_s
     return took_s / rows

@@ -140,7 +140,7 @@ class PromptExperts:
         experts.quantise_rows(x, rows, self._layout.format.group)
         out.zero_()
         room = min(limits.PROMPT_PLACES, ids.numel())
-        h, inner, y = self._scratch(room)
+        scratch = grouped.Scratch.of(self._layout, room, count, self._device)
         self._turn = 1 - self._turn
         begun = [] if feed is None else feed.begun(layer)
         addresses = self._told(self._tables[self._turn], layer, begun) if begun else torch.empty(0)
@@ -148,14 +148,14 @@ class PromptExperts:
         of_expert = np.diff(groups.offsets)
         if of_expert.max() > room:
             room = int(of_expert.max())
-            h, inner, y = self._scratch(room)
+            scratch = grouped.Scratch.of(self._layout, room, count, self._device)
 
         def run(steps: Sequence[Step], addresses: torch.Tensor) -> None:
             for step in steps:
                 if feed is not None:
                     feed.arrive(step)
                 for work in places.batches(groups, step.first, step.end, room):
-                    grouped.run(self._layout, addresses, groups, work, rows, weights, h, inner, y, out)
+                    grouped.run(self._layout, addresses, groups, work, rows, weights, scratch, out)
                 if feed is not None:
                     feed.over(step)
 
@@ -177,12 +177,6 @@ class PromptExperts:
         addresses = torch.empty(len(words), dtype=torch.int64, device=self._device)
         fetch(table, addresses)
         return addresses
-
-    def _scratch(self, places: int) -> tuple[torch.Tensor, QuantisedRows, torch.Tensor]:
-        """Of a batch of so many places: hidden values fp32 [B, I], the same quantised, results fp32 [B, H]."""
-        inner, hidden = self._layout.intermediate, self._layout.hidden
-        h, y = (torch.empty(places, width, device=self._device) for width in (inner, hidden))
-        return h, self._quantised(places, inner), y
 
     def _quantised(self, rows: int, width: int) -> QuantisedRows:
         sizes = (rows, width // self._layout.format.group)

@@ -24,6 +24,7 @@ def small_tiles(monkeypatch):
         ("q4g64", 128, 64, 5, 2, 4, ()),
         ("q4g64", 1152, 64, 2, 1, 2, ()),  # 18 groups: chains of three and of two
         ("q4g64", 64, 576, 2, 2, 3, (1, 2)),  # 9 groups of the intermediate
+        ("q4g32", 32, 544, 2, 1, 2, ()),  # 17, more than stay in shared memory
         ("q4g32", 96, 32, 20, 2, 3, (2,)),  # an expert in two tiles, tiles wider than the matrix
         ("q8", 128, 64, 5, 3, 5, (0, 3, 3)),  # batches without experts
         ("q8", 64, 128, 2, 1, 3, ()),
