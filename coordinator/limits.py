@@ -119,6 +119,7 @@ OWNER_ASK_S: Final = 1.0  # between two questions to the owner; LANE_SUSPECT_S a
 # --- Other hosts ------------------------------------------------------------------------------------------------------
 HOSTS: Final = 64  # that have joined
 IDENTITY_BYTES: Final = 64 * KIB  # of a host's file of key and certificates
+REVOKED_BYTES: Final = 64 * KIB  # of the list of certificates that count no longer: 600 of them
 JOIN_BYTES: Final = 4 * KIB  # of a message of a host
 JOIN_S: Final = 1.0  # between two words of a host to the coordinator
 HOST_SILENT_S: Final = LANE_KILL_S  # without one, or without its supervisor's answer: its lanes are dead

@@ -76,6 +76,19 @@ def invite(name: str, folder: Path | None, as_json: bool) -> None:
 
 
 @command.command()
+@click.argument("name")
+@_folder
+@_json
+def revoke(name: str, folder: Path | None, as_json: bool) -> None:
+    """Shut host NAME out, or the certificate sha256:…: a running head gives it no more work within a second.
+
+    NAME may be invited again afterwards; the new certificate is another one.
+    """
+    found = authority.revoke(folder or default_identities(dict(os.environ)), name)
+    print(json.dumps({"revoked": found}) if as_json else found)
+
+
+@command.command()
 @click.argument("pack", type=click.Path(path_type=Path))
 @click.option("--head", required=True, type=Parsed("address", _parse_head), metavar="HOST:PORT",
               help="The --join-at of the cluster's `serve`.")  # fmt: skip

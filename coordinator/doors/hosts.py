@@ -1,7 +1,8 @@
 """The door for hosts: `hosts.proto` over TCP with mutual TLS.
 
 Not here: what a host that is there means (fleet.hosts). Invariants: a caller is who its certificate says, whatever it
-sends; a host joins only with the same version, pack and options of lanes, and learns of a refusal with its reason.
+sends, unless that was revoked; a host joins only with the same version, pack and options of lanes, and learns of a
+refusal with its reason.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -23,6 +25,7 @@ from coordinator.errors import BadAddress, BadIdentity, CoordinatorError, Operat
 from coordinator.fleet.hosts import Hosts
 from coordinator.grpc_server import start_server
 from coordinator.host.identity import HEAD, Identity, check_host, host_name
+from coordinator.host.revoked import REVOKED, Revoked
 from laneproto.v1 import hosts_pb2, hosts_pb2_grpc
 
 PROTOCOL_VERSION = 1
@@ -48,13 +51,13 @@ class Served:
 class HostService(hosts_pb2_grpc.HostsServicer):
     """The service on one `Hosts`; `running` says how many requests a lane has."""
 
-    def __init__(self, hosts: Hosts, served: Served, running: Callable[[str], int]) -> None:
-        self._hosts, self._served, self._running = hosts, served, running
+    def __init__(self, hosts: Hosts, served: Served, running: Callable[[str], int], revoked: Revoked) -> None:
+        self._hosts, self._served, self._running, self._revoked = hosts, served, running, revoked
 
     async def Join(self, request: hosts_pb2.JoinRequest, context: grpc.aio.ServicerContext) -> hosts_pb2.JoinReply:
         """It is there."""
         try:
-            name = _caller(context, request.suffix)
+            name = await self._caller(context, request)
             self._check(request)
             lanes = await self._hosts.join(name, request.address, request.incarnation)
         except CoordinatorError as error:
@@ -66,7 +69,7 @@ class HostService(hosts_pb2_grpc.HostsServicer):
     async def Leave(self, request: hosts_pb2.LeaveRequest, context: grpc.aio.ServicerContext) -> hosts_pb2.LeaveReply:
         """It goes, as soon as nothing runs there, or its patience is over."""
         try:
-            name = _caller(context, request.suffix)
+            name = await self._caller(context, request)
         except CoordinatorError as error:
             await abort(context, error)
         if self._hosts.draining(name, request.incarnation):
@@ -77,6 +80,24 @@ class HostService(hosts_pb2_grpc.HostsServicer):
             finally:
                 await self._hosts.forget(name)
         return hosts_pb2.LeaveReply()
+
+    async def _caller(
+        self, context: grpc.aio.ServicerContext, request: hosts_pb2.JoinRequest | hosts_pb2.LeaveRequest
+    ) -> str:
+        """The name in the certificate, and the suffix; the handshake has checked whose certificate it is."""
+        shown = context.auth_context()
+        names, certificates = shown.get("x509_common_name", []), shown.get("x509_pem_cert", [])
+        name = names[0].decode("ascii", "replace") if len(names) == 1 else ""
+        if check_host(name) == HEAD:
+            raise BadIdentity("the coordinator's own certificate is for no other host")
+        name = host_name(name, request.suffix)
+        try:
+            self._revoked.check(ssl.PEM_cert_to_DER_cert(certificates[0].decode("ascii")))
+        except BadIdentity:
+            if self._hosts.draining(name, request.incarnation):  # no other supervisor that has the name by now
+                await self._hosts.forget(name)
+            raise
+        return name
 
     def _check(self, request: hosts_pb2.JoinRequest) -> None:
         if request.protocol_version != PROTOCOL_VERSION or request.version != self._served.version:
@@ -97,15 +118,6 @@ class HostService(hosts_pb2_grpc.HostsServicer):
             raise BadAddress(f"{request.address[:64]!r}: expected HOST:PORT")
 
 
-def _caller(context: grpc.aio.ServicerContext, suffix: str) -> str:
-    """The name in the certificate, and the suffix; the handshake has checked whose certificate it is."""
-    names = context.auth_context().get("x509_common_name", [])
-    name = names[0].decode("ascii", "replace") if len(names) == 1 else ""
-    if check_host(name) == HEAD:
-        raise BadIdentity("the coordinator's own certificate is for no other host")
-    return host_name(name, suffix)
-
-
 @contextlib.asynccontextmanager
 async def host_door(
     hosts: Hosts, served: Served, running: Callable[[str], int], identity: Identity, address: Address
@@ -115,7 +127,8 @@ async def host_door(
         options=[("grpc.max_receive_message_length", limits.JOIN_BYTES), ("grpc.so_reuseport", 0)],
         maximum_concurrent_rpcs=2 * limits.HOSTS,
     )
-    hosts_pb2_grpc.add_HostsServicer_to_server(HostService(hosts, served, running), server)
+    service = HostService(hosts, served, running, Revoked(identity.path.parent / REVOKED))
+    hosts_pb2_grpc.add_HostsServicer_to_server(service, server)
     try:
         port = server.add_secure_port(str(address), identity.server_credentials())
     except RuntimeError as error:

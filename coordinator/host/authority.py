@@ -1,4 +1,4 @@
-"""A cluster's own certificate authority: made once, it invites hosts by a file each.
+"""A cluster's own certificate authority: made once, it invites hosts by a file each, and takes invitations back.
 
 Not here: what the files are used for (identity). Invariants: a file is written whole, 0600, and never over another one;
 the authority's key stays in `authority.pem` and goes to no host.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 from pathlib import Path
 
 from cryptography import x509
@@ -17,10 +18,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coordinator.errors import BadIdentity
 from coordinator.host.identity import DOMAIN, HEAD, check_host, head_name
+from coordinator.host.revoked import REVOKED, fingerprint
 
 AUTHORITY = "authority.pem"
+FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
+_DER = serialization.Encoding.DER
 _DAY = datetime.timedelta(days=1)
-_VALID = 3650 * _DAY  # nobody renews what nobody sees: whoever is to be kept out is kept out by a new authority
+_VALID = 3650 * _DAY  # nobody renews what nobody sees: whoever is to be kept out is on the list of the revoked
 
 
 def create(folder: Path) -> Path:
@@ -45,12 +49,40 @@ def invite(folder: Path, host: str) -> Path:
     return _issue(folder, host, f"*.{host}.{DOMAIN}")
 
 
+def revoke(folder: Path, host: str) -> str:
+    """Puts a host's certificate on the list of those that count no longer, by its name or `sha256:…`; its fingerprint.
+
+    The file of a named one is removed, so that the name can be invited again. `BadIdentity` when there is none.
+    """
+    path = folder / f"{host}.pem"
+    printed = host if FINGERPRINT.fullmatch(host) else ""
+    if not printed:
+        if check_host(host) == HEAD:
+            raise BadIdentity("the head's own certificate is replaced by a new authority")
+        try:
+            printed = fingerprint(x509.load_pem_x509_certificate(_certificate(path)).public_bytes(_DER))
+        except (OSError, ValueError):
+            raise BadIdentity(f"{path}: no certificate; name it by its fingerprint, sha256:…") from None
+    line = printed if host == printed else f"{printed} {host}"
+    with open(os.open(folder / REVOKED, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    if host != printed:
+        path.unlink()
+    return printed
+
+
+def _certificate(path: Path) -> bytes:
+    data = path.read_bytes()
+    return data[data.index(b"-----BEGIN CERTIFICATE") :]
+
+
 def _issue(folder: Path, host: str, covers: str) -> Path:
     path = folder / AUTHORITY
     try:
-        data = path.read_bytes()
-        signer = serialization.load_pem_private_key(data, None)
-        authority = x509.load_pem_x509_certificate(data[data.index(b"-----BEGIN CERTIFICATE") :])
+        signer = serialization.load_pem_private_key(path.read_bytes(), None)
+        authority = x509.load_pem_x509_certificate(_certificate(path))
     except (OSError, ValueError):
         raise BadIdentity(f"{path}: no authority; `expressway cluster init` makes one") from None
     assert isinstance(signer, ec.EllipticCurvePrivateKey), "as `create` made it"

@@ -17,7 +17,7 @@ from coordinator import limits
 from coordinator.config import Address, choose_address
 from coordinator.dispatch import Dispatcher
 from coordinator.doors.hosts import Served, host_door
-from coordinator.errors import LaneNotFound, OperationFailed
+from coordinator.errors import CoordinatorError, LaneNotFound, OperationFailed
 from coordinator.fleet.hosts import Hosts
 from coordinator.fleet.lane_view import RegionView
 from coordinator.fleet.operations import Operations
@@ -245,10 +245,10 @@ async def test_who_is_no_member_is_refused_with_a_reason(folder: Path, ids: Path
     authority.create(strange)
     authority.invite(strange, "b")
 
-    async def refused(identity: Identity, served: Served, door: Address) -> str:
+    async def refused(identity: Identity, served: Served, door: Address, limit_s: float = 60) -> str:
         async with Joiner(str(door), identity, served, Address("127.0.0.1", 1)) as joiner:
             with pytest.raises(Exception) as caught:  # noqa: PT011  the tree of errors has one of them per case
-                async with asyncio.timeout(3):
+                async with asyncio.timeout(limit_s):
                     await joiner.stay(lambda joined: None)
         return str(caught.value)
 
@@ -265,11 +265,38 @@ async def test_who_is_no_member_is_refused_with_a_reason(folder: Path, ids: Path
             identity, replace(SERVED, alike={**SERVED.alike, "--x": "y"}), here.door
         )
         assert "no other host" in await refused(Identity.load(ids / "head.pem"), SERVED, here.door)
-        await refused(Identity.load(strange / "b.pem"), SERVED, here.door)  # it never gets an answer
+        await refused(Identity.load(strange / "b.pem"), SERVED, here.door, limit_s=3)  # it never gets an answer
         async with grpc.aio.insecure_channel(str(here.door)) as channel:
             with pytest.raises(grpc.aio.AioRpcError):
                 await hosts_pb2_grpc.HostsStub(channel).Join(hosts_pb2.JoinRequest(), timeout=3)
         assert here.hosts.names() == []
+
+
+async def test_a_certificate_that_was_revoked_is_out_at_once_and_its_name_can_come_back(
+    folder: Path, tmp_path: Path
+) -> None:
+    ids = tmp_path / "own-ids"
+    authority.create(ids)
+    authority.invite(ids, "b")
+    async with head(folder, ids) as here:
+        async with other(folder, ids, here.door):
+            await until(here.hosts, lambda: states(here.hosts) == BOTH)
+            running = await streams(here)
+            authority.revoke(ids, "b")
+            for generation in running:  # the one of that host goes on here
+                ids_, _ = await read_all(generation)
+                assert ids_ == made_up(generation.request.prompt_ids, 400)[-len(ids_) :]
+            assert {each.lane for each in running} == {"lane-0"}
+            assert here.hosts.names() == []
+            await asyncio.sleep(3 * limits.JOIN_S)  # it says that it is there, and goes on saying so
+            assert here.hosts.names() == []
+        authority.invite(ids, "b")
+        async with other(folder, ids, here.door):
+            await until(here.hosts, lambda: states(here.hosts) == BOTH)
+        (ids / "revoked").write_text("anything")
+        async with Joiner(str(here.door), Identity.load(ids / "b.pem"), SERVED, Address("127.0.0.1", 1)) as joiner:
+            with pytest.raises(CoordinatorError, match="cannot read"):
+                await joiner.stay(lambda joined: None)
 
 
 async def test_the_size_of_what_a_host_says(folder: Path, ids: Path) -> None:

@@ -282,6 +282,7 @@ def test_what_it_has_at_the_limit_and_one_below(name, made, monkeypatch):
 
 ELSEWHERE = {
     "coordinator.HOSTS": "fault/test_hosts.py::test_how_many_hosts_and_one_of_a_name",
+    "coordinator.REVOKED_BYTES": "unit/test_host_identity.py::test_the_size_of_the_list",
     "coordinator.IDENTITY_BYTES": "unit/test_host_identity.py::test_the_size_of_a_file",
     "coordinator.JOIN_BYTES": "fault/test_hosts.py::test_the_size_of_what_a_host_says",
     "coordinator.BODY_BYTES": "contract/test_door_http.py::test_the_size_of_a_body",

@@ -29,6 +29,7 @@ USAGE = [
     ["cluster", "nothing"],
     ["cluster", "init", "MORE"],
     ["cluster", "invite"],
+    ["cluster", "revoke"],
     ["cluster", "join", "PACK", "--listen", "127.0.0.1:0"],
     ["cluster", "join", "PACK", "--head", "127.0.0.1:1", "--listen", "unix:/tmp/s"],
     ["keys", "add"],
@@ -85,6 +86,7 @@ REFUSED = [
     ("unreachable", ["generate", "--address", "unix:{folder}/none", *PROMPT]),
     ("run_dir", ["status", "--cluster", "nobody"]),
     ("bad_identity", ["cluster", "invite", "../x"]),
+    ("bad_identity", ["cluster", "revoke", "nobody"]),
 ]
 
 

@@ -5,6 +5,8 @@ import os
 import ssl
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from coordinator import limits
 from coordinator.errors import BadIdentity
 from coordinator.host import authority
 from coordinator.host.identity import Identity, certificate_of, check_host, host_name, process_name
+from coordinator.host.revoked import Revoked, fingerprint
 
 
 def shakes_hands(server, client_identity, name):
@@ -119,3 +122,49 @@ def test_a_key_of_another_certificate_is_refused(made):
     path.chmod(0o600)
     with pytest.raises(BadIdentity, match="belong together"):
         Identity.load(path)
+
+
+def _der(path):
+    data = path.read_bytes()
+    return x509.load_pem_x509_certificate(data[data.index(b"-----BEGIN CERT") :]).public_bytes(Encoding.DER)
+
+
+def test_who_is_revoked_by_name_or_by_fingerprint_is_on_the_list_from_then_on(tmp_path):
+    authority.create(tmp_path)
+    first, other = (_der(authority.invite(tmp_path, name)) for name in ("b", "c"))
+    revoked = Revoked(tmp_path / "revoked")
+    revoked.check(first)  # there is no list
+    assert authority.revoke(tmp_path, "b") == fingerprint(first)
+    revoked.check(other)
+    with pytest.raises(BadIdentity, match="revoked"):
+        revoked.check(first)
+    assert authority.revoke(tmp_path, fingerprint(other)) == fingerprint(other)
+    with pytest.raises(BadIdentity, match="revoked"):
+        revoked.check(other)
+    assert (tmp_path / "c.pem").exists()
+    assert (tmp_path / "revoked").stat().st_mode & 0o777 == 0o600
+    revoked.check(_der(authority.invite(tmp_path, "b")))  # the name again, with another certificate
+    for nobody in ("d", "head", "../x", "sha256:x"):
+        with pytest.raises(BadIdentity):
+            authority.revoke(tmp_path, nobody)
+
+
+@pytest.mark.parametrize("text", ["b", "sha256:00", "\xff", "sha256:" + "0" * 64 + " B", "# nobody"])
+def test_a_list_that_cannot_be_read_lets_nobody_in(tmp_path, text):
+    (tmp_path / "revoked").write_text(text, encoding="latin-1")
+    revoked = Revoked(tmp_path / "revoked")
+    for _ in range(2):
+        with pytest.raises(BadIdentity, match="cannot read"):
+            revoked.check(b"")
+    (tmp_path / "revoked").unlink()
+    revoked.check(b"")
+
+
+def test_the_size_of_the_list(tmp_path):
+    printed, path, most = f"sha256:{'0' * 64}", tmp_path / "revoked", limits.REVOKED_BYTES
+    text = f"{printed}\n" * (most // 72 - 1) + f"{printed} "
+    path.write_text(text.ljust(most, "a"))
+    Revoked(path).check(b"")
+    path.write_text(text.ljust(most + 1, "a"))
+    with pytest.raises(BadIdentity, match="cannot read"):
+        Revoked(path).check(b"")
