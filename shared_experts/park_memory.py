@@ -86,9 +86,10 @@ class ParkMemory:
         """
         if len(segments) * self.segment_bytes < size_bytes:
             raise ParkRefused("fewer segments than bytes")
+        if segments and not 0 <= min(segments) <= max(segments) < self.segments:
+            raise ParkRefused("a segment outside the pool")
         found: list[tuple[int, int]] = []
         for at, number in enumerate(segments):
-            self.segment(number)  # in range
             offset = number * self.segment_bytes
             part = min(self.segment_bytes, size_bytes - at * self.segment_bytes)
             if part <= 0:

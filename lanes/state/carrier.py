@@ -10,7 +10,7 @@ written any more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,16 +33,19 @@ class Rows:
     first: int
     end: int
     until: int
+    size_bytes: int  # in the pool
 
     @property
     def seated(self) -> bool:
         """Whether they are in a seat."""
         return self.state.seated
 
-    @property
-    def size_bytes(self) -> int:
-        """In the pool."""
-        return snapshot.page_bytes(self.state.shape, self.first, self.end)
+    @classmethod
+    def of(cls, state: SequenceState, pages: Iterable[int], tokens: int, until: int) -> list[Rows]:
+        """Pages by number of a conversation of so many tokens."""
+        ranges = [snapshot.page_range(page, tokens) for page in pages]
+        sizes = snapshot.pages_bytes(state.shape, ranges)
+        return [cls(state, *each, until, size) for each, size in zip(ranges, sizes, strict=True)]
 
     def tensors(self) -> list[torch.Tensor]:
         """Views of them."""

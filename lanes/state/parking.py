@@ -108,7 +108,7 @@ class Parking:
         known = self._still_there(client, tenant, resident)
         settled, names = state.settled // limits.PAGE_TOKENS, list(known)
         pages = range(len(known), -(-tokens // limits.PAGE_TOKENS))
-        rows = [Rows(state, *snapshot.page_range(page, tokens), tokens) for page in pages]
+        rows = Rows.of(state, pages, tokens, tokens)
         under: deque[Job] = deque()  # two batches at most: one is copied while the other's digests are taken
         for batch in self._batches(rows):
             under.append(self._begin(client, tenant, batch))
@@ -157,12 +157,15 @@ class Parking:
 
     def _batches(self, rows: list[Rows]) -> Iterator[list[Rows]]:
         batch: list[Rows] = []
+        size_bytes = 0
         for part in rows:
-            batch.append(part)
-            following = part.size_bytes + sum(each.size_bytes for each in batch)
-            if part is rows[-1] or following > self._carrier.batch_bytes:
+            if batch and size_bytes + part.size_bytes > self._carrier.batch_bytes:
                 yield batch
-                batch = []
+                batch, size_bytes = [], 0
+            batch.append(part)
+            size_bytes += part.size_bytes
+        if batch:
+            yield batch
 
     def _begin(self, client: ParkClient, tenant: bytes, parts: Sequence[Part]) -> Job:
         """These parts are on their way to segments of their own."""
@@ -256,7 +259,7 @@ class Parking:
             raise SnapshotRefused("more tokens wait than can")
         names = header.pages[: -(-tokens // limits.PAGE_TOKENS)]
         places = client.where(number, [*names, mark.digest])
-        pages = [Rows(state, *snapshot.page_range(page, whole), tokens) for page in range(len(names))]
+        pages = Rows.of(state, range(len(names)), whole, tokens)
         if any(size != part.size_bytes for (size, _), part in zip(places, pages, strict=False)):
             raise SnapshotRefused("a page of another size")
         if places[-1][0] != state.shape.fixed_bytes():

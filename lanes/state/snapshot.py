@@ -136,6 +136,19 @@ def page_bytes(shape: StateShape, first: int, end: int) -> int:
     return sum(_size(size, dtype) for size, dtype in shape.row_shapes(first, end))
 
 
+def pages_bytes(shape: StateShape, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """The same of many; of equal pages it is worked out once."""
+    steps = {each.tokens for attention in shape.attention.values() for each in attention.growing()}
+    known: dict[tuple[int, ...], int] = {}
+    sizes = []
+    for first, end in ranges:
+        key = (end - first, *(first % step for step in steps))
+        if key not in known:
+            known[key] = page_bytes(shape, first, end)
+        sizes.append(known[key])
+    return sizes
+
+
 def fixed_bytes(state: SequenceState) -> int:
     """Bytes of a checkpoint."""
     return sum(tensor.nbytes for tensor in state.fixed())

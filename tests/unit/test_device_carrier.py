@@ -54,7 +54,10 @@ def ids(count, seed=0):
 
 
 def parts_of(state, cuts, until):
-    rows = [Rows(state, first, end, until) for first, end in zip((0, *cuts), cuts, strict=False)]
+    ranges = list(zip((0, *cuts), cuts, strict=False))
+    sizes = snapshot.pages_bytes(state.shape, ranges)
+    assert sizes == [snapshot.page_bytes(state.shape, *each) for each in ranges]
+    rows = [Rows(state, *each, until, size) for each, size in zip(ranges, sizes, strict=True)]
     return [Fixed(tuple(state.fixed()), seated=True), *rows]
 
 
@@ -90,9 +93,10 @@ def test_what_is_gathered_is_what_is_packed_and_comes_back(shape, lengths, fewer
     assert not any(tensor.any() for tensor in other.rows(until, tokens)), "nothing past the end"
 
 
-def test_groups_keep_the_order_and_the_room():
+def test_groups_keep_the_order_and_the_room(monkeypatch):
+    monkeypatch.setattr(limits, "PAGE_TOKENS", 16)
     state = fresh(ids(64))
-    items = [(Rows(state, at, at + 16, 64), (at,)) for at in range(0, 64, 16)]
+    items = [(rows, (rows.first,)) for rows in Rows.of(state, range(4), 64, 64)]
     size = items[0][0].size_bytes
     assert [len(group) for group in pages.groups(items, 3 * size)] == [3, 1]
     assert [len(group) for group in pages.groups(items, 3 * size - 1)] == [2, 2]
