@@ -49,6 +49,7 @@ class ParkMemory:
             raise
         self._map.madvise(mmap.MADV_DONTDUMP)
         self._bytes: Bytes = np.frombuffer(self._map, np.uint8)
+        self.address = int(self._bytes.ctypes.data)  # of the first segment, here
 
     @classmethod
     def create(cls, total_bytes: int, segment_bytes: int) -> ParkMemory:
@@ -73,11 +74,6 @@ class ParkMemory:
         if not 0 <= number < self.segments:
             raise ParkRefused("a segment outside the pool")
         return self._bytes[number * self.segment_bytes : (number + 1) * self.segment_bytes]
-
-    @property
-    def address(self) -> int:
-        """Of the first segment, here."""
-        return int(self._bytes.ctypes.data)
 
     def runs(self, segments: tuple[int, ...], size_bytes: int, border_bytes: int = 0) -> list[tuple[int, int]]:
         """(offset in the pool, bytes) of the first `size_bytes` in these segments, neighbours as one run.

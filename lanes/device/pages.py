@@ -107,18 +107,25 @@ def _together(parts: Sequence[Part]) -> int:
 
 
 def _views(memory: torch.Tensor, at: int, first: Rows, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """[N, H, R, W] twice for every buffer: in memory, and in the state."""
-    length, size_bytes = first.end - first.first, first.size_bytes
-    table, column = memory[at : at + count * size_bytes].view(count, size_bytes), 0
+    """[N, H, R, W] twice for every buffer: in memory, and in the state. By strides: it is done for every batch."""
+    length, page_bytes, column = first.end - first.first, first.size_bytes, 0
+    flat = memory[at : at + count * page_bytes]
+    typed: dict[torch.dtype, torch.Tensor] = {}
     for attention in first.state.attention.values():
         for each in attention.shape.growing():
-            rows, heads = length // each.tokens, max(1, each.heads)
-            width = each.row_bytes() * rows
-            there = table[:, column : column + width].view(each.dtype).view(count, heads, rows, each.width)
-            kept = getattr(attention, each.name)[..., each.rows(first.first, first.first + count * length), :]
-            here = kept if each.heads else kept.unsqueeze(0)
-            yield there, here.unflatten(1, (count, rows)).transpose(0, 1)
-            column += width
+            dtype = each.dtype
+            if (table := typed.get(dtype)) is None:
+                table = typed[dtype] = flat.view(dtype)
+            rows, heads, width = length // each.tokens, max(1, each.heads), each.width
+            size = (count, heads, rows, width)
+            begin = table.storage_offset() + column // dtype.itemsize
+            there = table.as_strided(size, (page_bytes // dtype.itemsize, rows * width, width, 1), begin)
+            kept = getattr(attention, each.name)
+            *by_head, by_row, by_column = kept.stride()
+            begin = kept.storage_offset() + first.first // each.tokens * by_row
+            here = kept.as_strided(size, (rows * by_row, by_head[0] if by_head else 0, by_row, by_column), begin)
+            yield there, here
+            column += each.row_bytes() * rows
 
 
 def _read(pool: ParkMemory, runs: Runs, at: int, size_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -9,6 +9,7 @@ Letters: KV key/value heads, D head size, J index head size, r tokens per index 
 from __future__ import annotations
 
 import bisect
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +17,7 @@ import torch
 
 def dtype_bytes(dtype: torch.dtype) -> int:
     """Bytes of one element."""
-    return torch.empty((), dtype=dtype).element_size()
+    return dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +60,7 @@ class AttentionShape:
 
     def growing(self) -> tuple[Growing, ...]:
         """The buffers, in the order in which a sequence names and a snapshot writes them."""
-        kept = torch.int8 if self.int8 else self.dtype
-        scales = [Growing(f"{name}_scales", self.kv_heads, 1, torch.float32) for name in ("key", "value")]
-        return (
-            Growing("keys", self.kv_heads, self.head_dim, kept),
-            Growing("values", self.kv_heads, self.head_dim, kept),
-            *(scales if self.int8 else ()),
-            Growing("raw_index_keys", 0, self.index_dim, self.dtype),
-            Growing("block_keys", 0, self.index_dim, torch.float32, self.block_tokens),
-        )
+        return _growing(self)
 
     def token_bytes(self) -> int:
         """Bytes per token, without block keys: 2·KV·D values (int8: bytes, and 2·KV scales) and J raw index values."""
@@ -81,6 +74,19 @@ class AttentionShape:
     def block_bytes(self) -> int:
         """Bytes per complete block of r tokens: one fp32 key of J."""
         return 4 * self.index_dim
+
+
+@functools.cache  # asked for every buffer that moves
+def _growing(shape: AttentionShape) -> tuple[Growing, ...]:
+    kept = torch.int8 if shape.int8 else shape.dtype
+    scales = [Growing(f"{name}_scales", shape.kv_heads, 1, torch.float32) for name in ("key", "value")]
+    return (
+        Growing("keys", shape.kv_heads, shape.head_dim, kept),
+        Growing("values", shape.kv_heads, shape.head_dim, kept),
+        *(scales if shape.int8 else ()),
+        Growing("raw_index_keys", 0, shape.index_dim, shape.dtype),
+        Growing("block_keys", 0, shape.index_dim, torch.float32, shape.block_tokens),
+    )
 
 
 @dataclass(frozen=True, slots=True)
