@@ -105,7 +105,7 @@ async def test_a_lanes_death_and_return_come_over_the_stream(tmp_path: Path) -> 
         assert now["changes"][0] | {"ago_s": 0} == {
             "ago_s": 0, "lane": "lane-1", "before": "ready", "after": "dead",
         }  # fmt: skip
-        assert now["changes"][0]["ago_s"] < 2  # shown so long after it was known
+        assert 0 <= now["changes"][0]["ago_s"] < LIMIT_S
         await seen.cluster.roster.returned("lane-1")
         await first_that(events, lambda event: event["lanes"][1]["state"] == "ready")
 

@@ -26,7 +26,7 @@ def pack(tmp_path_factory):
 
 def metrics(ready):
     """Samples of `/metrics`, as it writes them."""
-    with urllib.request.urlopen(f"http://{ready['page']}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"http://{ready['page']}/metrics", timeout=60) as page:
         lines = page.read().decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
@@ -42,7 +42,7 @@ def test_a_cluster_answers_survives_the_death_of_each_part_and_leaves_nothing(pa
         modes = {path.name: stat.S_IMODE(path.lstat().st_mode) for path in served.run_dir.iterdir()}
         assert {name for name, mode in modes.items() if mode != 0o600} == set(), modes
 
-        with urllib.request.urlopen(f"http://{ready['http']}/healthz", timeout=10) as health:
+        with urllib.request.urlopen(f"http://{ready['http']}/healthz", timeout=60) as health:
             assert health.status == 200
         answer = served.generate(*IDS, "--logprobs", 2)
         assert metrics(ready)["expressway_generated_tokens_total"] == 8

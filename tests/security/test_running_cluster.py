@@ -159,7 +159,7 @@ found = {}
 for path in sys.argv[1:]:
     kind = socket.SOCK_SEQPACKET if path.endswith("owner.sock") else socket.SOCK_STREAM
     with socket.socket(socket.AF_UNIX, kind) as client:
-        client.settimeout(10)
+        client.settimeout(60)
         try:
             client.connect(path)
             client.send(bytes.fromhex("82a17601a477616e74aa64657363726970746f72"))
@@ -252,7 +252,7 @@ def raw(served, data):
     """Bytes to the HTTP port; what comes back."""
     host, _, port = served.ready["http"].rpartition(":")
     answered = b""
-    with socket.create_connection((host, int(port)), timeout=10) as connection, contextlib.suppress(ConnectionError):
+    with socket.create_connection((host, int(port)), timeout=60) as connection, contextlib.suppress(ConnectionError):
         connection.sendall(data)
         while piece := connection.recv(65536):
             answered += piece
@@ -279,7 +279,7 @@ def test_no_word_of_a_conversation_is_written_down(served):
         with contextlib.suppress(FileNotFoundError):
             data = path.read_bytes()
             assert not [piece for piece in pieces if piece in data], path
-    with urllib.request.urlopen(f"http://{served.ready['page']}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"http://{served.ready['page']}/metrics", timeout=60) as page:
         assert CANARY not in page.read().decode()
     assert CANARY not in json.dumps(served.status())
 

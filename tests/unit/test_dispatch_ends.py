@@ -74,7 +74,7 @@ async def test_a_lane_that_does_not_confirm_is_suspect_and_gets_no_more_work(
 
 async def test_a_request_ends_at_its_own_time_in_the_queue_and_on_a_lane(tmp_path: Path) -> None:
     async with fleet(tmp_path, ENDLESS) as (dispatcher, _, lanes):
-        running = dispatcher.submit(request((5,), 4000, timeout_s=0.3))
+        running = dispatcher.submit(request((5,), 4000, timeout_s=1.5))
         waiting = dispatcher.submit(request((6,), 4000, timeout_s=0.1))
         with pytest.raises(DeadlineExceeded):
             await read_all(waiting)
