@@ -23,6 +23,7 @@ from pathlib import Path
 from threading import Lock
 
 import numpy as np
+import numpy.typing as npt
 
 from shared_experts.codecs import F32Array
 from shared_experts.errors import NativeMissing, NgramReadError
@@ -149,18 +150,24 @@ class RowReader:
 
         Raises NgramReadError, and ValueError for an id outside the table.
         """
-        ids = self._contiguous(ids)
         raw = np.empty((len(ids), self.info.row_bytes), np.uint8)
+        self.read(ids, raw)
+        return decode_rows(raw, self.info)
+
+    def read(self, ids: I64Array, into: npt.NDArray[np.uint8]) -> None:
+        """`rows` as they are stored, into [N, row bytes], contiguous; the interpreter is free meanwhile."""
+        ids = self._contiguous(ids)
+        assert into.shape == (len(ids), self.info.row_bytes)
+        assert into.flags.c_contiguous
         fault = _Fault()
         with self._held(self._asking) as handle:
-            code = self._library.rows_get(handle, ids.ctypes.data, len(ids), raw.ctypes.data, ctypes.byref(fault))
+            code = self._library.rows_get(handle, ids.ctypes.data, len(ids), into.ctypes.data, ctypes.byref(fault))
         if code == _BAD_ARGUMENT:
             check_ids(ids, self.info)
         if code == _FAULT:
             raise NgramReadError(self._path, self.info.layer, fault.offset, self._reason(fault))
         if code:
             raise MemoryError(f"{len(ids)} rows")
-        return decode_rows(raw, self.info)
 
     def prefetch(self, ids: I64Array) -> None:
         """Begins to read the rows of `ids` [N] that are not there; never waits for the disk, never fails for it.

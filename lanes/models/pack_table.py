@@ -9,20 +9,24 @@ Letters: R rows of a window, N heads, D row columns.
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
 
 import structlog
 import torch
 
 from lanes.counters import Counters
 from lanes.errors import TableReadFailed
-from lanes.models.ahead import RowsAhead
+from lanes.models.ahead import FEW_TOKENS, Ahead, Ids
 from shared_experts.errors import NgramReadError
 from shared_experts.row_reader import RowCounters, RowReader
 
 _log = structlog.get_logger(__name__)
 
-FEW_TOKENS = 64  # whose rows are found faster than a thread wakes up
+PIECE_ROWS = 4096  # gathered at once: whoever gives up, or closes the file, waits for no more
+KINDS = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}  # of a table's rows
 
 
 class PackTable:
@@ -31,7 +35,7 @@ class PackTable:
     def __init__(self, reader: RowReader, counters: Counters, *, pinned: bool = False) -> None:
         """`pinned`: rows of many tokens lie in pinned memory, for a GPU."""
         self._reader, self._counters = reader, counters
-        self._ahead = RowsAhead(reader, pinned=pinned)
+        self._ahead = Ahead(functools.partial(_gathered, reader, pinned), "ngram-rows")
         self._seen = RowCounters()  # what `counters` has already
         info = reader.info
         _log.info("ngram_table", layer=info.layer, mode=reader.mode, cache_rows=reader.counters().capacity_rows)
@@ -45,7 +49,7 @@ class PackTable:
         begin(ids.flatten().numpy())
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """fp32 [R, N * D] for row ids int64 [R, N]."""
+        """[R, N * D] for row ids int64 [R, N]: fp32, or of many tokens the table's own type."""
         flat, found = ids.flatten().numpy(), None
         try:
             if ids.shape[0] > FEW_TOKENS:
@@ -60,7 +64,7 @@ class PackTable:
                 "ngram_read_failed", file=error.file, layer=error.layer, offset=error.offset, reason=error.reason
             )
             raise TableReadFailed(f"a row of the n-gram table of layer {error.layer} cannot be read") from error
-        self._count(waited=not gathered)
+        self._count(gathered=gathered)
         return found.view(ids.shape[0], -1)
 
     def forget(self) -> None:
@@ -68,12 +72,25 @@ class PackTable:
         self._ahead.forget()
         self._reader.forget()
 
-    def _count(self, *, waited: bool) -> None:
-        """`waited`: so did whoever asked, not only who gathered."""
+    def _count(self, *, gathered: bool) -> None:
+        """`gathered`: whoever waited for these rows was not the one who asks."""
         now, before, counters = self._reader.counters(), self._seen, self._counters
         counters.ngram_rows += now.asked - before.asked
         counters.ngram_cache_hits += now.hits - before.hits
-        counters.ngram_prefetch_hits += now.ahead - before.ahead
+        hits, asked = now.hits - before.hits, now.asked - before.asked
+        counters.ngram_prefetch_hits += asked - hits if gathered else now.ahead - before.ahead
         counters.ngram_read_bytes += now.read_bytes - before.read_bytes
-        counters.ngram_wait_ns += (now.wait_ns - before.wait_ns) * waited
+        counters.ngram_wait_ns += 0 if gathered else now.wait_ns - before.wait_ns
         self._seen = now
+
+
+def _gathered(reader: RowReader, pinned: bool, ids: Ids, given_up: Callable[[], bool]) -> torch.Tensor:
+    """Rows [N, C] as they are stored: no number of theirs passes through the interpreter."""
+    info = reader.info
+    rows = torch.empty((len(ids), info.row_bytes), dtype=torch.uint8, pin_memory=pinned)
+    into = rows.numpy()
+    for piece in (slice(first, first + PIECE_ROWS) for first in range(0, len(ids), PIECE_ROWS)):
+        if given_up():
+            raise CancelledError
+        reader.read(ids[piece], into[piece])
+    return rows.view(KINDS[info.dtype])

@@ -88,3 +88,24 @@ def test_a_table_that_shrinks_ends_the_window(tmp_path):
         with pytest.raises(TableReadFailed, match="layer 1"):
             model.forward(Window.of_sequence(PROMPT, 0, slot), states)
         assert states[slot].broken
+
+
+def test_a_long_chunk_is_gathered_ahead_and_keeps_every_bit(pack):
+    prompt = [(3 * n * n + n) % 401 for n in range(200)]
+    answers = []
+    for hints in (False, True):
+        counters = Counters()
+        model = load_model(pack, naive_experts(pack), counters=counters)
+        states = StatePool(model.state_shape, model.state_shape.bytes(200))
+        slot, found = states.open(200), []
+        for start in (0, 100, 0, 100) if hints else ():
+            model.hint(prompt, start, start + 100)  # twice is once
+        for start in (0, 100):
+            window = Window.of_sequence(prompt[start : start + 100], start, slot, logits="all")
+            found.append(model.forward(window, states))
+        model.forget_hints()
+        states.close(slot)
+        answers.append(torch.cat(found))
+        assert counters.ngram_rows == model.spec.ngram_heads * 200
+        assert counters.ngram_prefetch_hits + counters.ngram_cache_hits == counters.ngram_rows, "nobody waited"
+    assert torch.equal(*answers)

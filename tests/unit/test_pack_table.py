@@ -100,15 +100,15 @@ def test_what_could_not_be_gathered_is_told_where_it_is_asked_for(files):
 
 def test_a_reader_is_closed_behind_what_is_being_gathered(files, monkeypatch):
     reader, asked, may = files[0], threading.Event(), threading.Event()
-    monkeypatch.setattr("lanes.models.ahead.PIECE_ROWS", 50)
-    table, rows = PackTable(reader, Counters()), type(reader).rows
+    monkeypatch.setattr("lanes.models.pack_table.PIECE_ROWS", 50)
+    table, rows = PackTable(reader, Counters()), type(reader).read
 
-    def slow(self, ids):
+    def slow(self, ids, into):
         asked.set()
         assert may.wait(60)
-        return rows(self, ids)
+        return rows(self, ids, into)
 
-    monkeypatch.setattr(type(reader), "rows", slow)
+    monkeypatch.setattr(type(reader), "read", slow)
     table.prefetch(many(0))
     assert asked.wait(60)
     closing = threading.Thread(target=reader.close)

@@ -8,12 +8,15 @@ Letters: R rows, S streams, H hidden, V vocabulary.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from lanes.experts.protocol import Experts
+from lanes.models.ahead import FEW_TOKENS, Ahead, Ids
 from lanes.models.delta_rule import recurrent
 from lanes.models.near import Near
 from lanes.models.ops import Upload, chosen_rows, product, upload
@@ -52,6 +55,7 @@ class Qwen4Exp:
         body = weights.under("model")
         # The embedding stays in host memory: a row of a token is nothing, the whole is a gigabyte.
         self.embedding = body.on_host().matrix(("embed_tokens.weight", spec.vocab), columns=spec.hidden)
+        self._embedded = Ahead(functools.partial(_embedded, self.embedding, weights.device), "embedded-rows")
         self.blocks: list[StreamBlock] = []
         self.ngrams: list[NgramLayer] = []
         for layer, kind in enumerate(spec.layers):
@@ -82,6 +86,8 @@ class Qwen4Exp:
 
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:
         """Tokens start..end-1 of the sequence `ids` will soon be rows: what they need from disk begins to be read."""
+        if end - start > FEW_TOKENS:
+            self._embedded.ahead(np.array(ids[start:end], np.int64))
         if not self.ngrams:
             return
         context = self.state_shape.context_ids
@@ -92,6 +98,7 @@ class Qwen4Exp:
 
     def forget_hints(self) -> None:
         """Hinted tokens will not come: reads that have not begun are dropped."""
+        self._embedded.forget()
         for layer in self.ngrams:
             layer.forget_hints()
 
@@ -115,7 +122,10 @@ class Qwen4Exp:
         meanwhile()
         for run in rows.runs:
             run.state.broken = not window.trial  # which leaves a state as it is
-        x = self.upload(chosen_rows(self.embedding, window.token_ids, self.device), self.device).float()
+        embedded = self._embedded.take(window.token_ids.numpy()) if len(window.token_ids) > FEW_TOKENS else None
+        if embedded is None:
+            embedded = chosen_rows(self.embedding, window.token_ids, self.device)
+        x = self.upload(embedded, self.device).float()
         streams: Streams = x[:, None].repeat(1, self.spec.streams, 1)  # [R, S, H]
         for block in self.blocks:
             streams = block(streams, rows)
@@ -154,3 +164,7 @@ class Qwen4Exp:
         """The draft layer's logits fp32 [V] (or of a narrower choice) of what follows `token`; see `DraftLayer`."""
         assert self.drafts is not None, "the model was loaded with its draft layer"
         return self.drafts.guess(state, token, number)
+
+
+def _embedded(table: torch.Tensor, device: torch.device, ids: Ids, given_up: Callable[[], bool]) -> torch.Tensor:
+    return chosen_rows(table, torch.from_numpy(ids), device)

@@ -48,7 +48,7 @@ class NgramTable(Protocol):
         ...
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """fp32 [R, N * D] for row ids int64 [R, N]."""
+        """[R, N * D] of any float type for row ids int64 [R, N]; fp32 of a decode window's."""
         ...
 
     def forget(self) -> None:
