@@ -53,6 +53,7 @@ def timed(
             before, began_ns = counters.snapshot(), clock()
             runner.forward(Window.of_sequence(ids, start, slot, logits=logits), lambda: False)
             runner.end_window()  # waits for a pass
+            runner.settle()
             if number:
                 seconds.append((clock() - began_ns) / 1e9)
                 spent = counters.since(before)

@@ -194,9 +194,11 @@ class ExpertCache:
         """Slots for another use until the block ends, whatever ends it: free ones, then the least used residents'.
 
         Between windows only, as `turn`; at most all slots whose copies have arrived. What was in them is not brought
-        back: the policy fills them again.
+        back: the policy fills them again. What `pause` has put off may be thought about while they are lent.
         """
-        self.settle()
+        self._carry_out()
+        self._begin_copies()
+        self._arrive()
         short = count - len(self._free)
         if short > 0:
             here = np.flatnonzero(self.resident.reshape(-1))
@@ -209,6 +211,9 @@ class ExpertCache:
             self._counters.cache_used_bytes -= victims.shape[0] * self.record_bytes
         lent = [self._free.pop() for _ in range(min(count, len(self._free)))]
         self._budget = replace(self._budget, slots=self._budget.slots - len(lent))
+        if self._owed is not None:  # no plan counts on slots that are away
+            budget = replace(self._owed.budget, slots=self._budget.slots)
+            self._owed = replace(self._owed, budget=budget)
         try:
             yield lent
         finally:

@@ -126,17 +126,28 @@ def test_a_link_that_is_behind_is_asked_for_nothing_more():
     assert np.flatnonzero(run.cache.resident).tolist() == [1]
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_slots_are_lent_from_a_table_that_has_caught_up(count):
-    run = Beside(3, scripted(([], [1, 2, 3]), ([2], [7])))
-    run.windows([[1], [7]])
-    with run.cache.lend(count) as lent:
-        assert len(set(lent)) == count
-        assert run.cache.room == 3 - count
-        assert len(run.plans) == 2, "it was owed"
-        held = run.cache.slots()[np.flatnonzero(run.cache.state.resident)]
-        assert not set(held.tolist()) & set(lent)
+@settings(max_examples=60, deadline=None)
+@given(some_windows, st.integers(2, 9), st.integers(1, 8), st.integers(0, 2))
+def test_what_is_put_off_may_be_thought_about_while_slots_are_lent(windows, slots, count, questions):
+    """A prompt's window has just ended, and the next one borrows before anybody has thought about it."""
+    run = Beside(slots, adaptive, questions)
+    run.windows(windows)
+    plans = len(run.plans)
+    with run.cache.lend(min(count, slots - 1)) as lent:
+        assert len(run.plans) == plans, "copies come first"
+        before = run.cache.addresses.copy()
+        run.cache.think()
+        assert len(run.plans) == plans + 1
+        assert run.budgets[-1].slots == run.cache.room == slots - len(lent)
+        assert np.array_equal(run.cache.addresses, before), "a window runs"
+        held = run.cache.slots()
+        assert not set(held[held >= 0].tolist()) & set(lent)
+    run.windows(windows)
+    run.cache.settle()
+    while run.cache._coming:
+        run.cache.settle()
     run.rig.check()
+    assert run.cache.room == slots
 
 
 def test_what_is_put_off_at_rest_is_not_learnt_later():

@@ -85,6 +85,7 @@ def test_a_layer_copies_nothing_on_the_computing_stream():
     assert seen.calls == ["to", "tolist"], "it would have been seen"
     assert torch.equal(got, rig.store.forward(0, x, ids, weights))
     rig.experts.end_window()
+    rig.experts.settle()
 
 
 def test_what_was_expected_and_did_not_come_changes_nothing():
@@ -94,6 +95,7 @@ def test_what_was_expected_and_did_not_come_changes_nothing():
     rig.experts.expect(0, ids)
     assert torch.equal(rig.experts.forward(0, x, other, weights), rig.store.forward(0, x, other, weights))
     rig.experts.end_window()
+    rig.experts.settle()
     assert rig.counters.expert_hits + rig.counters.expert_misses == 9
 
 
@@ -103,6 +105,7 @@ def test_a_long_window_begins_to_copy_before_its_first_layer(rows):
     rig.experts.begin_prompt(rows)
     assert (rig.cache.room < 8) == (rows > 4)
     rig.experts.end_window()
+    rig.experts.settle()
     whole(rig.cache, 8)
     assert (rig.counters.streamed_bytes > 0) == (rows > 4)
 
@@ -129,6 +132,7 @@ def test_a_cancelled_window_gives_its_slots_back(layers):
     with pytest.raises(Interrupted):
         rig.experts.forward(min(layers, 1), x, ids, weights)
     rig.experts.end_window()
+    rig.experts.settle()
     whole(rig.cache, 8)
     rig.experts.stopped = lambda: False
     rig.window(2, 5, layers=1, prompt=True)  # and the next one finds nothing of it
@@ -166,6 +170,7 @@ def test_an_expert_that_lost_its_slot_to_the_ring_is_read_where_it_lies():
     got = rig.experts.forward(int(lost[0]), small_x, chosen, small_weights)
     assert torch.equal(got, rig.store.forward(int(lost[0]), small_x, chosen, small_weights))
     rig.experts.end_window()
+    rig.experts.settle()
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=8))

@@ -194,7 +194,8 @@ class GpuExperts:
     def end_window(self) -> None:
         """The safe point, once the stream has finished: the cache's table is, from here on, the next window's.
 
-        A decode window is counted, and thought about, when somebody lets it `think`.
+        A decode window is counted, and thought about, when somebody lets it `think`; a prompt's too, or while the next
+        one of its windows waits for its first routing.
         Raises HandshakeLost where the CPU's share was lost: what the window computed is void.
         """
         if self._is_wide and self.device.type == "cuda":
@@ -204,12 +205,12 @@ class GpuExperts:
         if share is not None:
             share.end(self._rows)
         ended = Ended(
-            self._seen[:-1, : self._rows].copy(), self._first_key, self._wide if self._is_wide else None,
+            self._seen[:-1, : self._rows].copy(), self._first_key, self._wide.copy() if self._is_wide else None,
             self._resident_then if self._open else self._cache.resident.copy(), self._kept, counts,
             self.decoder_layers, borrowed,
         )  # fmt: skip
         self._cache.pause(lambda: self._tell(ended))
-        if self._is_wide or not self._open:  # nothing runs beside what comes next, or its log is too long to copy
+        if not self._is_wide and not self._open:  # nothing runs beside what comes next
             self._cache.settle()
         self.discard_window()
 

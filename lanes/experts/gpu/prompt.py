@@ -144,6 +144,7 @@ class PromptExperts:
         self._turn = 1 - self._turn
         begun = [] if feed is None else feed.begun(layer)
         addresses = self._told(self._tables[self._turn], layer, begun) if begun else torch.empty(0)
+        self._cache.think()  # of the window before, if that is still to be done
         groups = expected[1].groups()  # waits for the routing
         of_expert = np.diff(groups.offsets)
         if of_expert.max() > room:
