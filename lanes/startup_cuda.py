@@ -164,7 +164,10 @@ def _reading(
     few_rows = max(limits.MAX_WINDOW_TOKENS + 1, min(FEW_ROWS, most_rows // 2))
     with cache.at_rest():
         window, few = (timed(runner, counters, vocab, rows) for rows in (limits.MAX_WINDOW_TOKENS, few_rows))
+        before_bytes = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
         many = timed(runner, counters, vocab, most_rows, repeats=1) if most_rows > few_rows else few
+        activation_bytes = torch.cuda.max_memory_allocated() - before_bytes
     pace = pace_of(
         window, few, many, link_bytes_per_s=layer.link_bytes_per_s, record_bytes=info.record_bytes,
         miss_s=1e-6 / (1 / rates.link_us + 1 / max(rates.cpu_us, 1e-3)),
@@ -178,7 +181,7 @@ def _reading(
         rows, experts.feeding = 0, lambda _: Means(ahead=False, slots=limits.RING_SLOTS)
     _log.info(
         "prompt_reading", windows_up_to=rows, next=choice.reason, pace=dataclasses.asdict(pace),
-        ring_slots=experts.feeding(most_rows).slots,
+        ring_slots=experts.feeding(most_rows).slots, activation_bytes_of_a_row=activation_bytes // many.rows,
     )  # fmt: skip
     return rows
 
