@@ -218,9 +218,9 @@ def _share(
 def divide(opened: Opened, spec: Spec, state_bytes: int, pace: LayerPace) -> tuple[VramPlan, Chunk]:
     """A lane's budget, its conversation takes `state_bytes`, and its chunk; VramTooSmall where there is no room."""
     config, info = opened.config, opened.pack.manifest.experts
-    # Of a prompt's chunk four tensors as large as its streams live at once (in an attention layer), and the allocator
-    # may lose half as much again to pieces; the rest is bounded by slices.
-    row_bytes = 6 * 4 * spec.streams * spec.hidden
+    # Of a prompt's chunk three tensors as large as its streams live at once, and the allocator may lose a third as much
+    # again to pieces; the rest is bounded by slices.
+    row_bytes = 4 * 4 * spec.streams * spec.hidden
     needs = Needs(
         context_bytes=limits.CUDA_CONTEXT_BYTES,
         dense_bytes=dense_bytes(opened.pack, drafts=opened.draft_layer),

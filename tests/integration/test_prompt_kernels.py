@@ -5,7 +5,7 @@ import torch
 import triton
 
 from lanes.models import load_model
-from lanes.models.qwen4_exp import deltanet, ngram
+from lanes.models.qwen4_exp import attention, deltanet, ngram
 from lanes.models.qwen4_exp.gpu.prompt import use_kernels
 from lanes.state.pool import StatePool
 from lanes.tolerance import FP32
@@ -41,6 +41,7 @@ def test_margin_equal_to_the_blocks_of_every_device(tmp_path, chunks, monkeypatc
         want = read(plain, chunks)
         monkeypatch.setattr(ngram, "SLICE_ROWS", 9)
         monkeypatch.setattr(deltanet, "SLICE_ROWS", 11)
+        monkeypatch.setattr(attention, "SLICE_ROWS", 10)
         got = read(with_kernels, chunks)
     held = list(fetched._held)
     assert any(rows.any() for rows in held)

@@ -28,6 +28,7 @@ from lanes.state.sequence import AttentionState
 # slower at 2 x 256 x 2048, twice as slow at 2 x 64 x 512).
 MOST_GATHER_BYTES = 2 << 20
 MOST_GATHER_BYTES_CUDA = 256 << 20  # a GPU wants few launches instead
+SLICE_ROWS = 2048  # of a long window through a reader at once: their projection is larger than their streams
 DENSE_QUERY_ROWS = 256  # rows per slice of dense attention: bounds its mask
 
 # What stands between a layer's two products in this module's place, for rows of one sequence: from the projection fp32
@@ -63,13 +64,10 @@ class Attention:
     def __call__(self, u: torch.Tensor, rows: Rows) -> torch.Tensor:
         """u, result: fp32 [R, H]."""
         spec = self._spec
-        projected = product(u, self.inputs)
-        if self.input_bias is not None:
-            projected += self.input_bias
         if self.reader is not None and len(rows.runs) == 1 and not rows.runs[0].state.attention[self.layer].shape.int8:
-            result = product(self.reader(self, projected, rows), self.output)
-            return result if self.output_bias is None else result + self.output_bias
-        wide, k, v, index_q, raw_keys = projected.split(self.split, dim=1)
+            some_rows = rows.parts(SLICE_ROWS, spec.index_block_tokens)
+            return torch.cat([self._out(self.reader(self, self._projected(u[part]), some)) for part, some in some_rows])
+        wide, k, v, index_q, raw_keys = self._projected(u).split(self.split, dim=1)
         q, gate = wide.unflatten(1, (spec.heads, 2, spec.head_dim)).unbind(2)  # [R, A, D] each
         cos, sin = (x[:, None] for x in rows.rotation)
         q = rotate(rms(q, spec.eps) * self.norm_q, cos, sin)
@@ -82,7 +80,16 @@ class Attention:
             self._write(state, run, k[part], v[part], raw_keys[part])
             parts.append(self._read(q[part], gate[part], index_q[part], state, run.start))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        result = product(out.flatten(1), self.output)
+        return self._out(out.flatten(1))
+
+    def _projected(self, u: torch.Tensor) -> torch.Tensor:
+        """[R, columns]"""
+        projected = product(u, self.inputs)
+        return projected if self.input_bias is None else projected.add_(self.input_bias)
+
+    def _out(self, attended: torch.Tensor) -> torch.Tensor:
+        """[R, H] of [R, A * D]"""
+        result = product(attended, self.output)
         return result if self.output_bias is None else result + self.output_bias
 
     def remember(self, u: torch.Tensor, rows: Rows) -> None:

@@ -7,8 +7,8 @@ Letters: R rows, P rotated pairs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -48,6 +48,18 @@ class Rows:
     runs: tuple[Run, ...]
     rotation: Rotation  # of every row, [R, P]
     near: Near | None = None  # steers the choice of experts; None: exact
+
+    def parts(self, most: int, block_tokens: int) -> Iterator[tuple[slice, Rows]]:
+        """Of one sequence's rows: at most so many at a time, in order."""
+        (run,) = self.runs
+        for first in range(0, run.end, most):
+            part = slice(first, min(first + most, run.end))
+            start, stop = run.start + part.start, run.start + part.stop
+            complete = slice(*(place // block_tokens - run.start // block_tokens for place in (start, stop)))
+            cos, sin = (x[complete] for x in run.blocks)
+            of = replace(run, first=0, end=stop - start, start=start, stop=stop, blocks=(cos, sin))
+            cos, sin = (x[part] for x in self.rotation)
+            yield part, Rows(self.token_ids[part], (of,), (cos, sin), self.near)
 
 
 class Rotary:
