@@ -190,4 +190,9 @@ async def served_model(client: aiohttp.ClientSession, server: Server) -> str:
             listed = json.loads(await response.read())
             return str(listed["data"][0]["id"])
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise OSError(f"{server.url}/models: {type(error).__name__}: {error}") from None
+        hint = (
+            "; it may speak TLS only (--url https://HOST:PORT/v1)"
+            if isinstance(error, aiohttp.ServerDisconnectedError)
+            else ""
+        )
+        raise OSError(f"{server.url}/models: {type(error).__name__}: {error}{hint}") from None

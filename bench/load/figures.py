@@ -88,7 +88,7 @@ def aggregate(replies: Sequence[Reply], rules: Rules, *, alone: bool = False) ->
     lanes = by_lane(replies)
     if not lanes:
         return None
-    every = {"": [stream for streams in lanes.values() for stream in streams]}
+    every = {"the agent": [stream for streams in lanes.values() for stream in streams]}
     total = aligned_aggregate(every if alone else lanes, rules)
     rates = slices(lanes, total.begin_s, total.end_s)
     mean = _mean(rates)

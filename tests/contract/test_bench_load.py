@@ -4,12 +4,13 @@ import asyncio
 import json
 import time
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from bench.__main__ import run_main
 from bench.load import drive
-from bench.load.door import Server
+from bench.load.door import Server, served_model
 from bench.load.workloads import WORKLOADS
 
 GAP_S = 0.002
@@ -262,3 +263,14 @@ async def test_a_server_that_wants_another_key_says_so(served, tmp_path, capsys)
 def test_failures_have_the_shape_of_all_commands(capsys, words, code, said):
     assert run_main(words) == code
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"error: {said}: ")
+
+
+async def test_a_server_that_closes_the_connection_may_want_tls():
+    async def close(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(close, "127.0.0.1", 0) as server, aiohttp.ClientSession() as client:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(OSError, match=r"ServerDisconnectedError.*TLS only"):
+            await served_model(client, Server(f"http://127.0.0.1:{port}/v1", ""))
