@@ -33,6 +33,8 @@ class ProtocolLog(logging.Logger):
         """An error outside of a handler."""
         if isinstance(exc_info, http_exceptions.HttpProcessingError):
             _log.info("malformed request", kind=type(exc_info).__name__)
+        elif isinstance(exc_info, ConnectionError):
+            _log.info("client gone", kind=type(exc_info).__name__)  # between two words of its answer
         else:
             _log.error("connection failed", exc_info=exc_info)
 

@@ -10,8 +10,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+import structlog
+from aiohttp import http_exceptions
 
 from coordinator import limits
+from coordinator.doors.listen import ProtocolLog
 from laneproto.v1 import lane_pb2
 from tests.fakes.doors import VOCAB_SIZE, Cluster, events_of, open_doors, until
 from tests.fakes.lane import Script, token_at
@@ -254,3 +257,21 @@ async def test_nothing_of_a_prompt_or_an_answer_is_logged(tmp_path: Path, capsys
     logged = "".join(capsys.readouterr())
     assert "dispatched" in logged
     assert "canary" not in logged
+
+
+@pytest.mark.parametrize(
+    ("error", "event", "level"),
+    [
+        (ConnectionResetError("Cannot write to closing transport"), "client gone", "info"),
+        (http_exceptions.BadStatusLine("GET secret"), "malformed request", "info"),
+        (OSError("no"), "connection failed", "error"),
+    ],
+)
+def test_what_is_logged_of_a_broken_connection(error: Exception, event: str, level: str) -> None:
+    """A client that leaves between two words of its answer is no failure of ours, and no traceback."""
+    with structlog.testing.capture_logs() as logged:
+        ProtocolLog().exception("Error handling request", exc_info=error)
+    (line,) = logged
+    assert (line["event"], line["log_level"]) == (event, level)
+    assert ("exc_info" in line) is (level == "error")
+    assert "secret" not in str(line)
