@@ -48,12 +48,12 @@ class Rates:
     link_gb_per_s: float = 50.0  # host memory to one GPU
     gpu_gb_per_s: float = 4000.0  # one GPU's own memory
     cpu_layer_us: float = 700.0  # a layer's fixed work on a CPU lane, whatever its size
-    gpu_layer_us: float = 80.0  # a layer beyond its bytes: small kernels, launches, waits; measured on one H200
+    gpu_layer_us: float = 68.0  # a layer beyond its bytes: small kernels, launches, waits; measured on one H200
     handshake_us: float = 350.0  # a step's exchange between GPU and CPU
     # of a prompt: bytes of weights that are applied to rows, once for each row; and a layer's launches and waits
-    gpu_prompt_dense_gb_per_s: float = 130_000.0
-    gpu_prompt_expert_gb_per_s: float = 8_300.0
-    gpu_prompt_layer_us: float = 4500.0
+    gpu_prompt_dense_gb_per_s: float = 92_000.0
+    gpu_prompt_expert_gb_per_s: float = 19_600.0
+    gpu_prompt_layer_us: float = 1700.0
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
