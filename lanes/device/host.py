@@ -19,7 +19,7 @@ import torch
 from lanes.device.arena import Arena
 from lanes.device.side import Side
 from lanes.device.staging import Staging, kept_bytes
-from lanes.state.host import HERE, Arrival, Host, Pairs
+from lanes.state.host import Arrival, Host, Pairs
 
 
 class PinnedHost(Host):
@@ -56,8 +56,6 @@ class PinnedHost(Host):
     def keep(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], Arrival]:
         """By way of the staging area."""
         there = [tensor for tensor in tensors if tensor.device == self._staging.device]
-        if not there:
-            return tuple(map(self._clone, tensors)), HERE
         size_bytes = kept_bytes(there)
         piece = self._staging.piece(size_bytes)
         for place, tensor in zip(_cut(piece.memory, there), there, strict=True):
@@ -68,6 +66,10 @@ class PinnedHost(Host):
         kept = iter(_cut(whole, there))
         here = self._staging.device
         return tuple(next(kept) if tensor.device == here else self._clone(tensor) for tensor in tensors), arrival
+
+    def share(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The same memory, where the arena keeps it for as long as somebody refers to it."""
+        return tuple(tensor if tensor in self._arena else self._clone(tensor) for tensor in tensors)
 
     def _clone(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.allocate(tuple(tensor.shape), tensor.dtype).copy_(tensor)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lanes.state.host import Arrival, Host
+from lanes.state.host import HERE, PLAIN, Arrival, Host
 from lanes.state.sequence import SequenceState
 
 
@@ -31,7 +31,10 @@ class Checkpoint:
         """A copy of where the state is now, in host memory, where everything that waits lies."""
         assert not state.broken, "a state that a pass left half-advanced is no state"
         waiting = state.draft.waiting if state.draft else 0
-        kept, arrival = state.host.keep(state.fixed())
+        if state.seated or state.host is PLAIN:
+            kept, arrival = state.host.keep(state.fixed())
+        else:
+            kept, arrival = state.host.share(state.fixed()), HERE
         return cls(state.length, waiting, state.host, arrival, kept)
 
     @property
@@ -46,6 +49,7 @@ class Checkpoint:
             self.arrival.before_compute()
         else:
             self.arrival.wait()
+        state.renew()
         state.host.back(list(zip(state.fixed(), self.kept, strict=True)))
         if state.draft is not None:
             state.draft.waiting = self.waiting

@@ -56,5 +56,9 @@ class Host:
         """Copies in host memory; the tensors may be overwritten at once."""
         return tuple(tensor.to("cpu", copy=True) for tensor in tensors), HERE
 
+    def share(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """What `keep` gives of tensors in host memory: whoever has them writes only into others from now on."""
+        return tuple(tensor.clone() for tensor in tensors)
+
 
 PLAIN = Host()

@@ -247,11 +247,11 @@ class SequenceState:
     def reset(self) -> None:
         """Back to an empty sequence; grown buffers stay."""
         self.cut(0)
-        for recurrent in self.recurrent.values():
-            recurrent.matrix.zero_()
-            recurrent.conv.zero_()
-        for ngram in self.ngram.values():
-            ngram.conv.zero_()
+        if self._host is PLAIN or self.seated:
+            for tensor in self._tensors():
+                tensor.zero_()
+        else:
+            self._have(_nothing)  # a checkpoint may have what was there
         self.context_ids.fill_(self.shape.context_fill)
         if self.draft is not None:
             self.draft.waiting = 0
@@ -290,7 +290,10 @@ class SequenceState:
         """The tensors of fixed size, which each token overwrites; a draft layer's count of waiting tokens is beside."""
         self.arrival.wait()
         if self.blank:
-            self._fill_in()
+            self.renew()
+            for tensor in self._tensors():
+                tensor.zero_()
+            self.context_ids.fill_(self.shape.context_fill)
         return self._tensors()
 
     def _tensors(self) -> list[torch.Tensor]:
@@ -299,16 +302,22 @@ class SequenceState:
         tensors.append(self.context_ids)
         return tensors + ([self.draft.streams, self.draft.ids] if self.draft else [])
 
-    def _fill_in(self) -> None:
-        """Something will be in the tensors of fixed size before a seat is taken."""
-        self.blank = False
+    def renew(self) -> None:
+        """All tensors of fixed size will be written: outside a seat into memory that no checkpoint has."""
+        if not (self._host is PLAIN or self.seated):
+            self._have(self._host.allocate)
+            self.blank = False
+
+    def _have(self, allocate: Allocate) -> None:
+        """Other tensors of fixed size."""
+        self.blank = True
         for layer, recurrent in self.shape.recurrent.items():
-            self.recurrent[layer] = RecurrentState(recurrent, self._host.allocate)
+            self.recurrent[layer] = RecurrentState(recurrent, allocate)
         for layer, ngram in self.shape.ngram.items():
-            self.ngram[layer] = NgramState(ngram, self._host.allocate)
+            self.ngram[layer] = NgramState(ngram, allocate)
         if self.draft is not None and self.shape.draft is not None:
-            self.draft = DraftState(self.shape.draft, self._host.allocate)
-        self.reset()
+            waiting, self.draft = self.draft.waiting, DraftState(self.shape.draft, allocate)
+            self.draft.waiting = waiting
 
     @property
     def host(self) -> Host:

@@ -19,6 +19,7 @@ from lanes.device import pages
 from lanes.device.pool_pins import PoolPins
 from lanes.state import snapshot
 from lanes.state.carrier import Fixed, Rows
+from lanes.state.checkpoint import Checkpoint
 from lanes.state.sequence import SequenceState
 from shared_experts.park_memory import ParkMemory
 from shared_experts.park_server import ParkServer
@@ -199,3 +200,24 @@ def test_segments_of_another_tenant_are_zero(lane, pool):
     client = a.park._connected()
     (segments,) = client.room(b"other tenant 16b", [touched * 512])
     assert not any(client.memory.segment(number).any() for number in segments)
+
+
+def test_a_checkpoint_of_what_waits_takes_no_memory_and_never_changes(lane):
+    a = lane()
+    prompt = ids(60)
+    a.turn(prompt, [1])
+    a.turn(ids(30, seed=1), [2])  # the first one left its seat
+    resident = next(each for each in a.held._residents.values() if each.length == 61)
+    a.arena.flush()
+    free = a.arena.free_bytes
+    first = Checkpoint.of(resident.state)
+    assert free - a.arena.free_bytes < 4 * 512, "but for the few ids of its context"
+    resident.checkpoints[60].into(resident.state)
+    assert same(resident.state, fresh(prompt))
+    second = Checkpoint.of(resident.state)
+    resident.state.erase()
+    for kept, truth in ((first, fresh([*prompt, 1])), (second, fresh(prompt))):
+        state = SequenceState(SHAPE, 200)
+        state.reserve(kept.position)
+        kept.into(state)
+        assert all(torch.equal(x, y) for x, y in zip(state.fixed(), truth.fixed(), strict=True))
