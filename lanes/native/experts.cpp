@@ -1,12 +1,12 @@
 // expert_pool_* and expert_run of experts.h: checks every argument, then cuts the call into units for the pool.
 // Not here: arithmetic (scalar.cpp, avx2.cpp, avx512*.cpp), threads (pool.cpp), combine and read (rows.cpp).
 //
-// Units of expert_run, in the order they are taken: gate-up units of every job, then down units of every job. A down
-// unit waits for its job's gate-up units, which were all taken earlier, so waiting always ends and no barrier is needed
-// between the two halves.
+// Units of expert_run, in two stages: gate-up units of every job, then down units of every job. A down unit waits for
+// its job's gate-up units, which were all taken before, so waiting always ends and no barrier is needed between the two.
 //
-// Intermediate elements are quantised by blocks of kGateRows. A gate-up unit is one block, or a part of it where jobs
-// are so few that whole blocks would leave threads without work: then the last part's thread quantises the block.
+// Intermediate elements are quantised by blocks of kGateRows. Gate-up units are blocks, where there are many. Where jobs
+// are few, the rows of all jobs, end to end, are cut into kPieces equal units a thread: then whoever does the last rows
+// of a block quantises it. Down's rows are cut likewise.
 #include <algorithm>
 #include <new>
 #include <system_error>
@@ -25,8 +25,8 @@ namespace {
 
 constexpr int kDownRows = 128;     // hidden elements of one down unit, at most
 static_assert(kGateRows <= kMostPairs && kDownRows <= 2 * kMostPairs, "what dots take at once");
-constexpr int kLeastRows = 16;     // of one unit: below, starting a unit costs more than waiting for one
-constexpr int kUnitsPerThread = 4;
+constexpr int kPieces = 2;           // smaller ones cost more to begin than they are waited for
+constexpr int kUnitsPerThread = 16;  // from so many on they need not be equal
 constexpr int kBatchPairs = 4096;  // pairs whose intermediates are held at once: bounds the scratch memory
 constexpr int kRowsInline = 8;     // activations the caller quantises alone rather than waking anybody
 
@@ -39,11 +39,31 @@ struct Job {
   Job(Job&& o) noexcept : record(o.record), first(o.first), pairs(o.pairs) {}
 };
 
+// How the rows of all jobs, end to end, are cut into units: so many rows each of every job, or all of them equally.
+struct Cuts {
+  int64_t of_job, rows;
+  int most, step;       // rows of a unit; what its rows are a multiple of where units are equal
+  uint32_t per_job, units;  // per_job 0: equal ones
+
+  static Cuts of(int64_t of_job, size_t jobs, int most, int step, int threads) {
+    const auto per_job = static_cast<uint32_t>((of_job + most - 1) / most), many = static_cast<uint32_t>(jobs);
+    Cuts c{of_job, of_job * many, most, step, per_job, many * per_job};
+    if (step && threads > 1 && c.units < static_cast<uint32_t>(kUnitsPerThread * threads))
+      c.per_job = 0, c.units = static_cast<uint32_t>(std::min<int64_t>(c.rows / step, kPieces * threads));
+    return c;
+  }
+  int64_t at(uint32_t unit) const {
+    if (per_job) return unit / per_job * of_job + unit % per_job * int64_t{most};
+    return rows / step * unit / units * step;
+  }
+};
+
 struct Run {
   const Isa* isa;
   expert_layout layout;
-  int group, gate_rows, down_rows, gate_units, down_units;  // units per job
-  int blocks;                                               // per job
+  int group;
+  Cuts gates, downs;
+  int blocks;                         // per job
   Shape in, mid;                      // of activations [H] and intermediates [I]; unused for f32
   const float* x;
   uint8_t* x_rows;           // quantised [rows]
@@ -52,7 +72,7 @@ struct Run {
   float* out;                // of the batch
   float* h;                  // [pairs, I] where units are parts of blocks
   std::vector<Job> jobs;
-  std::vector<std::atomic<uint32_t>> parts;  // [jobs, blocks] units not yet done, where they are parts of blocks
+  std::vector<std::atomic<uint32_t>> parts;  // [jobs, blocks] rows not yet done, where units are parts of blocks
   Wait ready;
 
   float* mid_f32(int pair) const { return reinterpret_cast<float*>(mid_rows) + int64_t{pair} * layout.intermediate; }
@@ -144,35 +164,50 @@ void down_f32(Run& run, const Job& job, int first, int count) {
                       run.out + int64_t{job.first + p} * l.hidden + first, 0);
 }
 
-void expert_unit(void* opaque, uint32_t unit) {
-  Run& run = *static_cast<Run*>(opaque);
-  const uint32_t gate_units = run.gate_units * run.jobs.size();
-  if (unit < gate_units) {
-    Job& job = run.jobs[unit / run.gate_units];
-    const int first = unit % run.gate_units * run.gate_rows;
-    const int count = std::min(run.gate_rows, run.layout.intermediate - first);
-    (run.group ? gate_up_quantised : gate_up_f32)(run, job, first, count);
-    if (run.h) {
-      const int block = first / kGateRows, begin = block * kGateRows;
-      if (run.parts[unit / run.gate_units * run.blocks + block].fetch_sub(1) > 1) return;
-      for (int p = job.first; p < job.first + job.pairs; ++p)
-        quantise_block(run, p, begin, std::min(kGateRows, run.layout.intermediate - begin),
-                       run.h + int64_t{p} * run.layout.intermediate + begin);
-    }
-    if (job.left.fetch_sub(1) == 1) run.ready.wake_all(job.left);
-  } else {
-    Job& job = run.jobs[(unit - gate_units) / run.down_units];
-    const int first = (unit - gate_units) % run.down_units * run.down_rows;
-    const int count = std::min(run.down_rows, run.layout.hidden - first);
-    run.ready.until_equal(job.left, 0);
-    (run.group ? down_quantised : down_f32)(run, job, first, count);
-  }
+void fetch_ahead(const uint8_t* at, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
 }
 
-// Rows of a unit: `most`, or a half or a quarter of it where each thread would have too few.
-int rows_of(int most, int64_t rows, int threads) {
-  while (most > kLeastRows && (rows + most - 1) / most < int64_t{kUnitsPerThread} * threads) most /= 2;
-  return most;
+// Rows first..first + count - 1 of a job, all in one block.
+void gate_up(Run& run, int index, int first, int count) {
+  Job& job = run.jobs[index];
+  (run.group ? gate_up_quantised : gate_up_f32)(run, job, first, count);
+  if (run.h) {
+    const int block = first / kGateRows, begin = block * kGateRows;
+    const auto done = static_cast<uint32_t>(count);
+    if (run.parts[index * run.blocks + block].fetch_sub(done) > done) return;
+    for (int p = job.first; p < job.first + job.pairs; ++p)
+      quantise_block(run, p, begin, std::min(kGateRows, run.layout.intermediate - begin),
+                     run.h + int64_t{p} * run.layout.intermediate + begin);
+  }
+  if (job.left.fetch_sub(1) == 1) run.ready.wake_all(job.left);
+}
+
+void down(Run& run, int index, int first, int count) {
+  Job& job = run.jobs[index];
+  if (run.group && job.left.load(std::memory_order_relaxed)) {  // what it will read comes while it waits
+    const int64_t codes = run.mid.code_bytes(), scales = run.mid.scale_bytes();
+    fetch_ahead(job.record + run.layout.down_codes + first * codes, count * codes);
+    fetch_ahead(job.record + run.layout.down_scales + first * scales, count * scales);
+  }
+  run.ready.until_equal(job.left, 0);
+  (run.group ? down_quantised : down_f32)(run, job, first, count);
+}
+
+void expert_unit(void* opaque, uint32_t unit) {
+  Run& run = *static_cast<Run*>(opaque);
+  const bool gates = unit < run.gates.units;
+  const Cuts& cuts = gates ? run.gates : run.downs;
+  if (!gates) unit -= run.gates.units;
+  for (int64_t row = cuts.at(unit), end = cuts.at(unit + 1); row < end;) {
+    const int index = static_cast<int>(row / cuts.of_job), first = static_cast<int>(row % cuts.of_job);
+    // Of gate-up no further than its block, of down than the job and what is computed at once.
+    const int most = gates ? (first / kGateRows + 1) * kGateRows : first + kDownRows;
+    const int until = std::min(static_cast<int>(cuts.of_job), most);
+    const int count = static_cast<int>(std::min<int64_t>(end - row, until - first));
+    (gates ? gate_up : down)(run, index, first, count);
+    row += count;
+  }
 }
 
 bool has_avx512() {
@@ -264,21 +299,13 @@ EXPORT int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jo
     Run run{};
     run.isa = pool->isa, run.layout = *layout, run.group = group_of(*layout), run.x = x;
     const int threads = pool->pool.threads();
-    run.gate_rows =
-        run.group && threads > 1 ? rows_of(kGateRows, int64_t{jobs} * layout->intermediate, threads) : kGateRows;
-    run.down_rows = threads > 1 ? rows_of(kDownRows, int64_t{jobs} * layout->hidden, threads) : kDownRows;
-    run.gate_units = (layout->intermediate + run.gate_rows - 1) / run.gate_rows;
-    run.down_units = (layout->hidden + run.down_rows - 1) / run.down_rows;
     run.blocks = (layout->intermediate + kGateRows - 1) / kGateRows;
-    const bool parts = run.gate_rows < kGateRows;
     const size_t held = std::min(pairs, kBatchPairs);
     if (run.group) {
       const int bits = bits_of(*layout);
       run.in = Shape::of(layout->hidden, run.group, bits), run.mid = Shape::of(layout->intermediate, run.group, bits);
       run.x_rows = pool->x_rows.at_least(size_t(rows) * run.in.bytes);
       run.mid_rows = pool->mid_rows.at_least(held * run.mid.bytes);
-      if (parts)
-        run.h = reinterpret_cast<float*>(pool->h_rows.at_least(held * layout->intermediate * sizeof(float)));
       const auto unit = [](void* run, uint32_t row) { quantise_row(*static_cast<Run*>(run), static_cast<int>(row)); };
       if (rows <= kRowsInline) {
         const FloatMode mode;
@@ -299,16 +326,21 @@ EXPORT int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jo
         batch += take;
         if (start + take == row_offsets[j + 1]) ++j;
       }
+      // f32 has sizes of any kind, so its blocks stay whole.
+      run.gates = Cuts::of(layout->intermediate, run.jobs.size(), kGateRows, run.group ? 2 : 0, threads);
+      run.downs = Cuts::of(layout->hidden, run.jobs.size(), kDownRows, run.group ? 4 : 0, threads);
       for (Job& job : run.jobs) job.left.store(run.blocks, std::memory_order_relaxed);
+      const bool parts = !run.gates.per_job;
+      const size_t h_bytes = held * layout->intermediate * sizeof(float);
+      run.h = parts ? reinterpret_cast<float*>(pool->h_rows.at_least(h_bytes)) : nullptr;
       if (parts) run.parts = std::vector<std::atomic<uint32_t>>(run.jobs.size() * run.blocks);
-      for (size_t i = 0; i < run.parts.size(); ++i) {
+      for (size_t i = 0; parts && i < run.parts.size(); ++i) {
         const int first = static_cast<int>(i % run.blocks) * kGateRows;
-        const int rows = std::min(kGateRows, layout->intermediate - first);
-        run.parts[i].store((rows + run.gate_rows - 1) / run.gate_rows, std::memory_order_relaxed);
+        run.parts[i].store(std::min(kGateRows, layout->intermediate - first), std::memory_order_relaxed);
       }
       run.row_index = row_index + done;
       run.out = out + int64_t{done} * layout->hidden;
-      pool->pool.run(expert_unit, &run, run.jobs.size() * (run.gate_units + run.down_units));
+      pool->pool.run(expert_unit, &run, run.gates.units + run.downs.units, run.gates.units);
       done += batch;
     }
   } catch (const std::bad_alloc&) {

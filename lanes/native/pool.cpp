@@ -63,10 +63,10 @@ void Wait::wake_all(const std::atomic<uint32_t>& word) {
   if (sleepers_.load()) syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-Pool::Pool(const int32_t* cores, int32_t threads) {
+Pool::Pool(const int32_t* cores, int32_t threads) : threads_(threads), seats_(new Seat[threads]) {
   workers_.reserve(threads - 1);
   try {
-    for (int32_t i = 1; i < threads; ++i) workers_.emplace_back(&Pool::worker, this, cores ? cores[i] : -1);
+    for (int32_t i = 1; i < threads; ++i) workers_.emplace_back(&Pool::worker, this, i, cores ? cores[i] : -1);
   } catch (...) {
     stop();
     throw;
@@ -83,20 +83,25 @@ void Pool::stop() {
   workers_.clear();
 }
 
-void Pool::run(Unit unit, void* run, uint32_t units) {
+void Pool::run(Unit unit, void* run, uint32_t units, uint32_t first) {
   const FloatMode mode;
   if (workers_.empty() || units < 2) {
     for (uint32_t i = 0; i < units; ++i) unit(run, i);
     return;
   }
-  unit_ = unit, run_ = run, units_ = units;
-  next_.store(0, std::memory_order_relaxed);
-  gate_.store(kOpen, std::memory_order_release);
+  unit_ = unit, run_ = run, counts_[0] = first, counts_[1] = units - first;
+  for (uint32_t i = 0; i < threads_; ++i)  // all of them, before anybody looks for what is left
+    for (auto& taken : seats_[i].taken) taken.store(0, std::memory_order_relaxed);
+  for (uint32_t i = 1; i < threads_; ++i) seats_[i].state.store(kOpen, std::memory_order_release);
   epoch_.fetch_add(1);
   started_.wake_all(epoch_);
-  work();
-  gate_.fetch_and(~kOpen);
-  left_.until_equal(gate_, 0);
+  work(0);
+  for (uint32_t i = 1; i < threads_; ++i) {
+    std::atomic<uint32_t>& state = seats_[i].state;
+    uint32_t seen = state.load(std::memory_order_acquire);
+    if (seen == kOpen && state.compare_exchange_strong(seen, kIdle)) continue;
+    if (seen != kIdle) left_.until_equal(state, kIdle);
+  }
 }
 
 void Pool::rouse() {
@@ -104,17 +109,24 @@ void Pool::rouse() {
   run([](void*, uint32_t) {}, nullptr, 2);
 }
 
-void Pool::work() {
-  for (uint32_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < units_;) unit_(run_, i);
+void Pool::work(uint32_t me) {
+  uint32_t first = 0;
+  for (int stage = 0; stage < 2; first += counts_[stage++]) {
+    for (uint32_t k = 0; k < threads_; ++k) {
+      const uint32_t whose = (me + k) % threads_;
+      const uint64_t count = counts_[stage];
+      const auto begin = static_cast<uint32_t>(count * whose / threads_);
+      const auto size = static_cast<uint32_t>(count * (whose + 1) / threads_) - begin;
+      std::atomic<uint32_t>& taken = seats_[whose].taken[stage];
+      while (taken.load(std::memory_order_relaxed) < size) {
+        const uint32_t i = taken.fetch_add(1, std::memory_order_relaxed);
+        if (i < size) unit_(run_, first + begin + i);
+      }
+    }
+  }
 }
 
-bool Pool::enter() {
-  for (uint32_t gate = gate_.load(); gate & kOpen;)
-    if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acquire)) return true;
-  return false;
-}
-
-void Pool::worker(int32_t core) {
+void Pool::worker(uint32_t me, int32_t core) {
   if (core >= 0) {
     cpu_set_t set;
     CPU_ZERO(&set);
@@ -124,20 +136,22 @@ void Pool::worker(int32_t core) {
   }
   pthread_setname_np(pthread_self(), "experts");
   const FloatMode mode;
-  for (uint32_t seen = 0; !stopping_.load();) {
-    const uint32_t now = epoch_.load();
-    if (now == seen) {
+  Seat& seat = seats_[me];
+  while (!stopping_.load()) {
+    uint32_t open = kOpen;
+    if (seat.state.load(std::memory_order_relaxed) != kOpen) {
       if (hot_.load(std::memory_order_relaxed)) {
         pause();
         continue;
       }
-      started_.until_changed(epoch_, seen);
+      const uint32_t seen = epoch_.load();  // before the seat: who opens it changes the epoch afterwards
+      if (seat.state.load() != kOpen && !stopping_.load()) started_.until_changed(epoch_, seen);
       continue;
     }
-    seen = now;
-    if (!enter()) continue;
-    work();
-    if (gate_.fetch_sub(1) == 1) left_.wake_all(gate_);
+    if (!seat.state.compare_exchange_strong(open, kInside, std::memory_order_acquire)) continue;
+    work(me);
+    seat.state.exchange(kIdle);  // all of it before the look for who sleeps
+    left_.wake_all(seat.state);
   }
 }
 

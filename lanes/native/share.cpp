@@ -31,6 +31,12 @@ int64_t now_ns() {
   return t.tv_sec * int64_t{1'000'000'000} + t.tv_nsec;
 }
 
+void look_away() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
 int64_t aligned(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 }  // namespace
@@ -84,15 +90,22 @@ void expert_share::run(int32_t core) {
     pthread_setaffinity_np(pthread_self(), sizeof set, &set);
   }
   pthread_setname_np(pthread_self(), "expert-share");
+  bool hot = false;  // windows follow each other: the pool's workers are awake
+  int64_t ended_ns = 0;
   for (uint32_t seen = 0; !stopping.load();) {
     if (orders.load() == seen) {
+      if (hot && now_ns() - ended_ns < kHotNs) {
+        look_away();
+        continue;
+      }
+      if (hot) pool->pool.hot(hot = false);
       ordered.until_changed(orders, seen);
       continue;
     }
     ++seen;
     if (state.load() != SHARE_ARMED) continue;  // the order was to stop
     const uint64_t layers = count.load();
-    {
+    if (!hot) {
       const std::lock_guard<std::mutex> alone(pool->pool.callers);
       pool->pool.rouse();
     }
@@ -100,9 +113,10 @@ void expert_share::run(int32_t core) {
       int32_t armed = SHARE_ARMED;
       if (n == layers) state.compare_exchange_strong(armed, SHARE_IDLE);
     }
-    pool->pool.hot(false);
-    if (state.load() >= SHARE_SILENT) return;  // an error stays
+    hot = true, ended_ns = now_ns();
+    if (state.load() >= SHARE_SILENT) return pool->pool.hot(false);  // an error stays
   }
+  pool->pool.hot(false);
   end(SHARE_STOPPED);
 }
 
@@ -127,9 +141,7 @@ bool expert_share::await(uint64_t n) {
         return pool->pool.hot(true), true;
       }
       if (rung != n - 1) return end(SHARE_OUT_OF_ORDER), false;
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#endif
+      look_away();
     }
     if (stopping.load() || state.load() != SHARE_ARMED) return false;
     const int64_t waited = now_ns() - began;

@@ -24,9 +24,8 @@
 // (share_arm sets both words to 0 while nothing runs), so that a captured graph can hold it as a constant. The residency table
 // and the split table may change between windows only.
 //
-// Waiting: hot for 2 ms (the pool's workers too, from a window's beginning on), then sleeps of 20 us; between windows a
-// futex. No doorbell for
-// `silence_ns` inside a window, a doorbell out of order, or an input out of range ends the share with an error that stays.
+// Waiting: hot for 2 ms (the pool's workers too, from a window's beginning on), then sleeps of 20 us in a window, a futex
+// between two. No doorbell for `silence_ns` inside a window, a doorbell out of order, or an input out of range ends the share with an error that stays.
 // A second thread looks after the first: when that one has not got on for a quarter more than `silence_ns` (a second more
 // at least), it ends the share in its place, and what the first does later changes nothing.
 //
