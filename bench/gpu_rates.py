@@ -8,8 +8,8 @@
 Ceilings are taken as they were measured. What a step takes beyond its bytes at those ceilings is fixed work of its
 layers, handshake included: the median over the steps at forced hit rates. The run under the lane's own cache policy is
 held out: it changes no rate, and says how far the prediction is off. Of prompts, rates are what the lane timed at its
-start (passes of 16 and 2,048 rows, products of one layer): all prompts of the file are held out, and its longest one of
-a warm cache counts. Not here: any measuring, the prediction's formula of lanes and memory (`expressway plan`).
+start (passes of 16 rows and of a chunk, products of one layer): all prompts of the file are held out, and its longest
+one of a warm cache counts. Not here: any measuring, the prediction's formula of lanes and memory (`expressway plan`).
 Invariant: pure but for reading and writing files.
 """
 

@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lanes import limits
 from lanes.counters import Counters
 from lanes.reading import WINDOW_ROWS, Pace
 from lanes.runner import Runner
 from lanes.window import Window
 
 # A pass of fewer rows takes its tokens through DeltaNet one by one, which no longer prompt does; one of fewer than
-# many takes as long as its launches do, which says nothing of a row.
-FEW_ROWS, MANY_ROWS = 16, 2048
+# many takes as long as its launches do, which says nothing of a row: as many as a chunk has, so that the first chunk
+# finds its memory and the library's kernels, too.
+FEW_ROWS, MANY_ROWS = 16, limits.MAX_PREFILL_CHUNK_ROWS
 REPEATS = 3
 
 

@@ -119,8 +119,28 @@ def windows_up_to(ask: Callable[[int], Asked], room: Room, pace: Pace) -> tuple[
         rows += WINDOW_ROWS
 
 
-def ring_slots(rows: int, layers: int, record_bytes: int, pace: Pace) -> int:
-    """That the link fills under the attention of a layer of so many rows, and two steps; within the limits."""
-    dense_s = (pace.pass_s + rows * pace.dense_row_s) / layers
+class Preludes:
+    """How long layers took before their experts could begin, by the rows of a pass."""
+
+    NEAR = 2  # doublings: of other numbers of rows nothing is concluded
+
+    def __init__(self) -> None:
+        self._row_s: dict[int, float] = {}  # by doublings of rows, the last pass's
+
+    def told(self, rows: int, seconds: float) -> None:
+        """Of a layer of a pass."""
+        self._row_s[rows.bit_length()] = seconds / rows
+
+    def of(self, rows: int) -> float | None:
+        """Seconds for so many rows, from the nearest that were measured; None where none is near."""
+        doublings = rows.bit_length()
+        near = min(self._row_s, key=lambda other: (abs(other - doublings), other), default=None)
+        return None if near is None or abs(near - doublings) > self.NEAR else self._row_s[near] * rows
+
+
+def ring_slots(rows: int, layers: int, record_bytes: int, pace: Pace, prelude_s: float | None = None) -> int:
+    """That the link fills under the attention of a layer of so many rows, and two steps; within the limits. What was
+    measured of such a pass counts more than the pace."""
+    dense_s = prelude_s if prelude_s is not None else (pace.pass_s + rows * pace.dense_row_s) / layers
     filled = math.ceil(dense_s * pace.link_bytes_per_s / record_bytes)
     return max(limits.RING_SLOTS, min(limits.MAX_RING_SLOTS, filled + 2 * STEP_RECORDS))

@@ -44,6 +44,7 @@ from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.pace import FEW_ROWS, MANY_ROWS, pace_of, timed
 from lanes.parts import Opened, Parts
+from lanes.reading import Preludes
 from lanes.runner import Runner
 from lanes.state.pool import StatePool
 from shared_experts.attach import AttachedRegion
@@ -160,7 +161,8 @@ def _reading(
     most_rows: int,
 ) -> int:  # fmt: skip
     """Measures this lane's pace; from here on passes are fed by it. Rows up to which decode windows read a prompt."""
-    info, counters = opened.pack.manifest.experts, opened.counters
+    info, counters, preludes = opened.pack.manifest.experts, opened.counters, Preludes()
+    experts.paced = preludes.told
     few_rows = max(limits.MAX_WINDOW_TOKENS + 1, min(FEW_ROWS, most_rows // 2))
     with cache.at_rest():
         window, few = (timed(runner, counters, vocab, rows) for rows in (limits.MAX_WINDOW_TOKENS, few_rows))
@@ -173,7 +175,7 @@ def _reading(
         miss_s=1e-6 / (1 / rates.link_us + 1 / max(rates.cpu_us, 1e-3)),
         expert_row_s=layer.expert_row_s * (info.layers - info.draft_layers),
     )  # fmt: skip
-    reading = Reading(cache, info, experts.chosen, pace)
+    reading = Reading(cache, info, experts.chosen, pace, preludes)
     rows, choice = reading.windows_up_to()
     experts.feeding = reading.feeding
     if opened.config.prefill_routing != "exact":

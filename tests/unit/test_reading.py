@@ -1,5 +1,7 @@
 """How rows of a prompt are read: cases worked out by hand, and what holds for any numbers."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from lanes import limits
 from lanes.experts.demand import chances, expected, hottest
-from lanes.reading import MOST_WINDOWS, Asked, Pace, Room, cheapest, costs, ring_slots, windows_up_to
+from lanes.reading import MOST_WINDOWS, Asked, Pace, Preludes, Room, cheapest, costs, ring_slots, windows_up_to
 
 # A record takes a millisecond of the link, half of that with the CPU's help.
 PACE = Pace(
@@ -123,3 +125,17 @@ def test_more_rows_choose_more(case):
     counts = [expected(chance, rows).sum() for rows in (1, 4, 16, 1000)]
     assert counts == sorted(counts)
     assert counts[-1] <= chance.size
+
+
+def test_the_ring_follows_what_was_measured_of_such_passes():
+    preludes = Preludes()
+    assert preludes.of(2000) is None
+    preludes.told(2048, 8e-3)
+    assert preludes.of(8192) == pytest.approx(32e-3), "two doublings"
+    assert preludes.of(8191) == pytest.approx(8e-3 * 8191 / 2048)
+    assert preludes.of(16384) is None
+    preludes.told(8192, 9e-3)
+    assert preludes.of(8192) == pytest.approx(9e-3)
+    assert preludes.of(16384) == pytest.approx(18e-3)
+    assert ring_slots(8192, 10, 10**6, PACE, preludes.of(8192)) == 9 + 64
+    assert ring_slots(8192, 10, 10**6, PACE) == math.ceil(18.192) + 64

@@ -62,6 +62,8 @@ class GpuExperts:
         self._open = self._shared = False  # between begin_window and end_window; with the CPU's share
         self._resident_then = cache.resident.copy()  # when the window began
         self.recorder: Callable[[Touched], None] | None = None  # is told of every finished window
+        # Is told of a finished pass: its rows, and how long a layer's took before their experts could begin.
+        self.paced: Callable[[int, float], None] = lambda rows, seconds: None
         # By the rows of a pass; until something was measured its experts always come ahead.
         self.feeding: Callable[[int], Means] = lambda rows: Means(ahead=True, slots=limits.RING_SLOTS)
         shape = (info.layers, info.experts)
@@ -225,6 +227,8 @@ class GpuExperts:
 
     def _tell(self, ended: Ended) -> Touched:
         ended.count(self._counters, self._cache.record_bytes)
+        if ended.borrowed is not None and (seconds := ended.borrowed.prelude.seconds()) is not None:
+            self.paced(ended.kept, seconds)
         touched = ended.touched()
         if self.recorder is not None and touched.keys.shape[0]:
             self.recorder(touched)

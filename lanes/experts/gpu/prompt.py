@@ -25,6 +25,7 @@ import torch
 from lanes import limits
 from lanes.experts.cache import ExpertCache
 from lanes.experts.feed import Feed
+from lanes.experts.gpu.prelude import Prelude
 from lanes.experts.ring import Step
 from lanes.experts.slots import Arrival, Mark
 from lanes.kernels import experts, grouped, places
@@ -58,8 +59,8 @@ class Streamed:
 class Borrowed:
     """Slots of a cache while one window has them; implements `lanes.experts.feed.Link`."""
 
-    def __init__(self, cache: ExpertCache, slots: Sequence[int]) -> None:
-        self._cache, self._slots = cache, slots
+    def __init__(self, cache: ExpertCache, slots: Sequence[int], prelude: Prelude) -> None:
+        self._cache, self._slots, self.prelude = cache, slots, prelude
         self._experts = cache.addresses.shape[1]
         self._arrivals: list[Arrival] = []
         self._records = 0
@@ -102,16 +103,17 @@ class PromptExperts:
         self._tables = [places.host_words(info.experts, device, torch.int64) for _ in range(3)]
         self._turn = 0
         self._expected: tuple[torch.Tensor, Asked] | None = None
+        self._prelude = Prelude(device)
 
     def begin_window(self, means: Means) -> None:
         """Borrows slots, once a window: experts lose theirs. Ahead: every decoder layer will be asked for in turn."""
         if self._open:
             return
-        self._open = True
+        self._open, self._prelude = True, Prelude(self._device)
         wanted = min(means.slots, self._cache.room // RING_SHARE)
         slots = sorted(self._lent.enter_context(self._cache.lend(wanted)))
         if slots:
-            self._borrowed = Borrowed(self._cache, slots)
+            self._borrowed = Borrowed(self._cache, slots, self._prelude)
             layers = self._info.layers - self._info.draft_layers if means.ahead else 0
             self._feed = Feed(len(slots), self._cache.resident, self._borrowed, layers)
 
@@ -126,6 +128,7 @@ class PromptExperts:
         """The next layer's rows will be asked of experts ids int [R, K]: what is enqueued from here on until `forward`
         runs while the host plans."""
         self._expected = ids, grouped.ask(ids, self._info.experts, self._begins)
+        self._prelude.told()
 
     def forward(
         self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
@@ -165,6 +168,7 @@ class PromptExperts:
         run(begun[1:], addresses)
         if rest:
             run(rest, self._told(self._tables[-1], layer, rest))
+        self._prelude.over()
         return of_expert
 
     def _told(self, table: torch.Tensor, layer: int, steps: Sequence[Step]) -> torch.Tensor:

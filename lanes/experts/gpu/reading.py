@@ -14,16 +14,19 @@ from lanes.experts.adaptive import remembered
 from lanes.experts.cache import ExpertCache
 from lanes.experts.demand import Floats, chances, expected, hottest
 from lanes.experts.gpu.prompt import RING_SHARE, Means
-from lanes.reading import WINDOW_ROWS, Asked, Choice, Pace, Room, cheapest, ring_slots, windows_up_to
+from lanes.reading import WINDOW_ROWS, Asked, Choice, Pace, Preludes, Room, cheapest, ring_slots, windows_up_to
 from shared_experts.manifest import ExpertsInfo
 
 
 class Reading:
     """Of one lane, once its pace is known."""
 
-    def __init__(self, cache: ExpertCache, info: ExpertsInfo, chosen: int, pace: Pace) -> None:
-        """`chosen` is how many experts a row has in a layer."""
+    def __init__(
+        self, cache: ExpertCache, info: ExpertsInfo, chosen: int, pace: Pace, preludes: Preludes | None = None
+    ) -> None:
+        """`chosen` is how many experts a row has in a layer; `preludes` go on being told of passes."""
         self._cache, self._info, self._chosen, self.pace = cache, info, chosen, pace
+        self._preludes = Preludes() if preludes is None else preludes
         self._layers = info.layers - info.draft_layers
 
     def feeding(self, rows: int) -> Means:
@@ -42,7 +45,7 @@ class Reading:
         return windows_up_to(lambda rows: self._asked(rows, chance, resident), self._room(WINDOW_ROWS), self.pace)
 
     def _room(self, rows: int) -> Room:
-        wanted = ring_slots(rows, self._layers, self._info.record_bytes, self.pace)
+        wanted = ring_slots(rows, self._layers, self._info.record_bytes, self.pace, self._preludes.of(rows))
         return Room(self._layers, self._info.record_bytes, min(wanted, self._cache.room // RING_SHARE))
 
     def _chances(self) -> Floats:
