@@ -293,10 +293,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 figures[f"{replay.name}, prices at {share:.0%}"] = priced(replay, share, options.swaps)
     for path in options.recorded:
         figures[f"recorded {path.stem}"] = compare(recorded(path), options.swaps)
-    given = list(argv if argv is not None else sys.argv[1:])
     result = frame(
         "bench.cache_policy",
-        [Path(a).name if a.startswith("/") else a for a in given],
+        argv,
         pack={"synthetic": {"layers": LAYERS, "experts": EXPERTS, "record_bytes": RECORD_BYTES}, "digests": DIGESTS},
         conditions={
             "swaps_per_window": options.swaps, "counted": "decode windows after the first quarter",

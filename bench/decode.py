@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = measured(synthetic, folder, chosen, jobs)
             result = frame(
                 "bench.decode",
-                [Path(a).name if a.startswith("/") else a for a in (sys.argv[1:] if argv is None else argv)],
+                argv,
                 pack=described(synthetic),
                 conditions={
                     "device": chosen.device, "conversations": 1, "drafts": 0, "prompt_tokens": chosen.prompt,

@@ -278,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = measured(Bench(synthetic, run_directory(folder / "run"), chosen))
             result = frame(
                 "bench.prefill",
-                [Path(a).name if a.startswith("/") else a for a in (sys.argv[1:] if argv is None else argv)],
+                argv,
                 pack=described(synthetic),
                 conditions={
                     "device": chosen.device, "vram_budget": chosen.vram_budget, "prefill_chunk": chosen.prefill_chunk,

@@ -10,18 +10,20 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 
 def frame(
-    module: str, arguments: list[str], *, pack: Mapping[str, object], conditions: Mapping[str, object],
+    module: str, arguments: Sequence[str] | None, *, pack: Mapping[str, object], conditions: Mapping[str, object],
     packages: tuple[str, ...] = (),
 ) -> dict[str, object]:  # fmt: skip
-    """The five keys; `packages` are distributions whose versions matter to the figure."""
+    """The five keys; `packages` are distributions whose versions matter to the figure, `arguments` None those of this
+    process. Of an absolute path its last part is told."""
+    words = sys.argv[1:] if arguments is None else arguments
     return {
-        "command": " ".join(["python -m", module, *arguments]),
+        "command": " ".join(["python -m", module, *(Path(a).name if a.startswith("/") else a for a in words)]),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         "host": host(),
         "pack": dict(pack),

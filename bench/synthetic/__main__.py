@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             total = synthetic.region.header.total_bytes
             result = frame(
                 "bench.synthetic",
-                [Path(a).name if a.startswith("/") else a for a in (sys.argv[1:] if argv is None else argv)],
+                argv,
                 pack=described(synthetic),
                 conditions={"threads": options.threads, "page_bytes": synthetic.region.page_bytes},
                 packages=("numpy",),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import ceilings, decode, step_kernels, step_parts
+from bench import ceilings, decode, result, step_kernels, step_parts
 from bench.bound import Ceilings, StepBytes, prompt_s, step_s
 from bench.forced import Held, hottest
 from bench.synthetic.pack import made
@@ -169,3 +169,10 @@ def test_kernels_are_of_the_part_whose_name_is_theirs_alone():
     assert told["milliseconds"] == {"experts": 2.0, "handshake": 0.1, "attention": 0.0, "rest": 3.0005}
     assert list(told["kernels"]) == ["ampere_gemm", "_gate_up", "_wait", "_prepare"]
     assert step_kernels.grouped({}, 2) == {"milliseconds": None, "kernels": {}}
+
+
+def test_a_result_tells_no_path_of_this_machine(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["python", "--out", "/home/me/out.json", "a/b"])
+    for words in (None, ["--out", "/home/me/out.json", "a/b"]):
+        framed = result.frame("bench.x", words, pack={}, conditions={})
+        assert framed["command"] == "python -m bench.x --out out.json a/b"
