@@ -43,6 +43,16 @@ def test_a_prompts_records_come_ahead_and_their_times_are_told():
     assert counters.stream_wait_ns >= 0
     assert counters.streamed_bytes / (counters.streaming_ns / 1e9) < 1e12, "no link is that fast"
     x, ids, weights = (t.to("cuda") for t in rig.choices(np.random.default_rng(3), 200))
+    told: list[tuple[int, float]] = []
+    rig.experts.paced = lambda *pace: told.append(pace)
+    rig.experts.begin_prompt(200)
+    for layer in range(SIZES["layers"]):
+        rig.experts.expect(layer, ids)
+        rig.experts.forward(layer, x, ids, weights)
+    rig.experts.end_window()
+    rig.experts.settle()
+    assert [rows for rows, _ in told] == [200]
+    assert 0 < told[0][1] < 1, "between a layer's experts and the next one's routing"
     rig.experts.begin_prompt(200)
     rig.experts.forward(0, x, ids, weights)
     rig.experts.end_window()  # left with copies under way
