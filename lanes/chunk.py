@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from lanes import limits
 
-SHARE = 4  # activations take at most one part in so many of what is free for them and the expert cache
+SHARE = 2  # activations take at most one part in so many of what is free for them and the expert cache
 _MIB = 1 << 20
 
 
