@@ -28,6 +28,7 @@ from coordinator.auth import Auth
 from coordinator.config import Address
 from coordinator.doors.listen import ProtocolLog, listen_http
 from coordinator.doors.origin import LOCAL_NAMES, host_name
+from coordinator.doors.refusals import ShapedRunner
 from coordinator.doors.sse import EventStream
 from coordinator.errors import Refused, SlowReader, Unauthorized
 from coordinator.fleet.lane_view import Roster
@@ -74,8 +75,9 @@ async def start_page(
     """Opens the page. BadAddress when the address cannot be listened on."""
     gauges = Gauges(roster, serving, owner_socket)
     live = Live(gauges, roster, serving.journal, metrics.outcomes)
-    runner = web.AppRunner(
+    runner = ShapedRunner(
         build_app(metrics, gauges, live, address.host, serving.auth),
+        shape=lambda error, _: _refusal(error.http, error.message),
         access_log=None,
         logger=ProtocolLog(),
         handler_cancellation=True,  # a stream whose reader is gone ends
@@ -171,7 +173,7 @@ def _from_elsewhere(request: web.Request) -> bool:
 
 
 def _refusal(status: int, text: str) -> web.Response:
-    return web.Response(status=status, text=f"{text}\n")
+    return web.Response(status=status, text=f"{text}\n", headers=_HEADERS)
 
 
 async def _plain_headers(request: web.Request, response: web.StreamResponse) -> None:

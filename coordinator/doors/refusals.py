@@ -1,10 +1,10 @@
 """Errors as HTTP answers, in the shape of the API that was asked; also of requests that were not even HTTP.
 
 aiohttp answers the latter itself, in plain text that quotes the request; `ShapedRunner` makes them answers like all
-others.
+others, and so those of the page.
 
 Not here: which errors there are (errors). Invariant: every answer of the HTTP door that is no 200 is JSON, with our
-code in it and nothing of the request.
+code in it; no answer holds anything of a request that could not be read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
@@ -36,6 +36,7 @@ REQUEST_ID_HEADER = "x-request-id"
 ANTHROPIC_REQUEST_ID_HEADER = "request-id"
 
 _Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Shape: TypeAlias = Callable[[CoordinatorError, str], web.Response]  # of an error, and the path that was asked
 
 
 def new_request_id() -> str:
@@ -81,13 +82,23 @@ def typed(found: web.HTTPException) -> CoordinatorError:
             return BadRequest("the request could not be read")
 
 
+def of_the_api(error: CoordinatorError, path: str) -> web.Response:
+    """An error of a request that has no id yet."""
+    return error_response(error, path, new_request_id())
+
+
 class ShapedRunner(web.AppRunner):
-    """An application whose answers all have the shape of their API."""
+    """An application whose answers all have one shape: that of their API, unless another one is given."""
+
+    def __init__(self, app: web.Application, *, shape: Shape = of_the_api, **more: Any) -> None:
+        super().__init__(app, **more)
+        self._shape = shape
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
         return _Server(
-            _shaped(made.request_handler),
+            self._shape,
+            _shaped(made.request_handler, self._shape),
             request_factory=made.request_factory,
             handler_cancellation=made.handler_cancellation,
             loop=made._loop,
@@ -96,12 +107,20 @@ class ShapedRunner(web.AppRunner):
 
 
 class _Server(web.Server):
+    def __init__(self, shape: Shape, *words: Any, **more: Any) -> None:
+        super().__init__(*words, **more)
+        self._shape = shape
+
     def __call__(self) -> RequestHandler:
-        return _Connection(self, loop=self._loop, **self._kwargs)
+        return _Connection(self._shape, self, loop=self._loop, **self._kwargs)
 
 
 class _Connection(RequestHandler):
-    __slots__ = ("_line",)
+    __slots__ = ("_line", "_shape")
+
+    def __init__(self, shape: Shape, *words: Any, **more: Any) -> None:
+        super().__init__(*words, **more)
+        self._shape = shape
 
     def data_received(self, data: bytes) -> None:
         self._line = data[:_PEEK_BYTES]  # what is not HTTP has no path but this
@@ -122,19 +141,19 @@ class _Connection(RequestHandler):
             if status < 500
             else InternalError("internal error")
         )
-        shaped = error_response(error, path, new_request_id())
+        shaped = self._shape(error, path)
         shaped.headers[hdrs.SERVER] = "expressway"
         shaped.force_close()
         return shaped
 
 
-def _shaped(handle: _Handle) -> _Handle:
+def _shaped(handle: _Handle, shape: Shape) -> _Handle:
     """What an application refuses before its middlewares see it."""
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         try:
             return await handle(request)
         except web.HTTPException as found:
-            return error_response(typed(found), request.path, new_request_id())
+            return shape(typed(found), request.path)
 
     return answer

@@ -17,6 +17,7 @@ from coordinator import limits
 from coordinator.auth import Auth
 from coordinator.page import live
 from tests.contract.test_keys import keys
+from tests.contract.test_malformed_http import CASES, MESSAGES
 from tests.contract.test_page import ASK, COMPLETIONS, Watched, watched
 from tests.fakes.doors import until
 from tests.fakes.lane import Script
@@ -222,3 +223,21 @@ async def test_a_snapshot_that_fails_is_not_the_last(tmp_path: Path, monkeypatch
         await failed.wait()
         monkeypatch.undo()
         assert (await anext(events))["v"] == 1
+
+
+async def test_what_is_not_http_is_answered_in_a_few_words_of_ours(tmp_path: Path) -> None:
+    """aiohttp's own answer quotes what it could not read, four bytes for one, and tells its version."""
+    async with watched(tmp_path) as seen:
+        for name, data in {**CASES, **MESSAGES, "bytes": b"\0secret" * 1000}.items():
+            reader, writer = await asyncio.open_connection(seen.page.address.host, seen.page.address.port)
+            writer.write(data)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), LIMIT_S)
+            length = int(re.search(rb"(?i)content-length: ([0-9]+)", head)[1])
+            body = await asyncio.wait_for(reader.readexactly(length), LIMIT_S)
+            writer.close()
+            assert b" 400 " in head.partition(b"\r\n")[0] or b" 403 " in head.partition(b"\r\n")[0], name
+            assert b"\r\nServer: expressway\r\n" in head
+            assert b"\r\nx-content-type-options: nosniff\r\n" in head
+            assert b"secret" not in head + body
+            assert len(body) < 100
+        assert (await seen.get("/snapshot"))[0] == 200
