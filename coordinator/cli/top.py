@@ -17,7 +17,7 @@ from typing import Any
 import click
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from coordinator.cli.values import CLUSTER, HTTP
@@ -34,6 +34,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _PER_BLOCK = 5
 _MAP_BLOCKS = 24
 _TALKS = 8
+_NAME_CELLS = 24
 _STYLES = {"busy": "bold blue", "ready": "green", "dead": "bold red", "quarantined": "bold red"}
 
 
@@ -142,7 +143,10 @@ def _head(now: dict[str, Any]) -> Text:
 
 
 def _lanes(lanes: list[dict[str, Any]]) -> Table:
-    table = Table("lane", "state", "tokens/s", "last minute", "first token", "experts", "cache", "work", box=None)
+    # in a narrow terminal the curve gives way, never the end of a name: it tells lanes of a host apart
+    width = min(_NAME_CELLS, max((len(_plain(lane["name"])) for lane in lanes), default=0))
+    name = Column("lane", min_width=width, overflow="fold")
+    table = Table(name, "state", "tokens/s", "last minute", "first token", "experts", "cache", "work", box=None)
     for lane in lanes:
         shares, cache = lane["expert_share"], lane["cache"]
         known = shares["cache"] + shares["region"] > 0

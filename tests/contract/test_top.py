@@ -50,6 +50,27 @@ def test_the_cache_map_and_what_is_kept_of_conversations():
     assert "lane-0 128, lane-1 200, parked 192" in line
 
 
+def test_a_narrow_terminal_keeps_the_names_of_lanes():
+    now = snapshot(full())
+    now["lanes"][0]["name"] = "build-2/lane-0"
+    assert "build-2/lane-0" in shown(now, width=80)
+
+
+async def test_a_pipe_gets_one_view_below_the_other(tmp_path: Path) -> None:
+    async with watched(tmp_path) as seen:
+        words = ("top", "--address", str(seen.page.address), "--every", "0.2")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "coordinator.cli", *words, stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        views = 0
+        async with asyncio.timeout(120):
+            while views < 2:
+                views += b"2 of 2 lanes serving" in await process.stdout.readline()
+        process.terminate()
+        await process.communicate()
+
+
 async def test_once_in_a_terminal_and_as_json(tmp_path: Path) -> None:
     async with watched(tmp_path, script=Script(token_delay_s=0.02)) as seen:
         body = {**ASK, "max_tokens": 3500}
