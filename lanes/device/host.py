@@ -41,16 +41,14 @@ class PinnedHost(Host):
         """On the copies' stream."""
         self._side.after_compute()
         with self._side.here():
-            for to, source in _contiguous(pairs):
-                to.copy_(source, non_blocking=True)
+            _copy(pairs)
         arrival = self._side.copied()
         self._until(arrival, [to for to, _ in pairs])
         return arrival
 
     def back(self, pairs: Pairs) -> None:
         """On the computing stream; the sources are held until they were read."""
-        for to, source in _contiguous(pairs):
-            to.copy_(source, non_blocking=True)
+        _copy(pairs)
         self._until(self._side.computed(), [source for _, source in pairs])
 
     def keep(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], Arrival]:
@@ -58,8 +56,7 @@ class PinnedHost(Host):
         there = [tensor for tensor in tensors if tensor.device == self._staging.device]
         size_bytes = kept_bytes(there)
         piece = self._staging.piece(size_bytes)
-        for place, tensor in zip(_cut(piece.memory, there), there, strict=True):
-            place.copy_(tensor)
+        torch._foreach_copy_(_cut(piece.memory, there), there)
         whole = self.allocate((size_bytes,), torch.uint8)
         arrival = self.out([(whole, piece.memory)])
         piece.free_after(arrival)
@@ -94,12 +91,16 @@ def _cut(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tenso
     return found
 
 
-def _contiguous(pairs: Pairs) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The same, where rows of several heads lie apart head by head: what a copy engine takes in one piece."""
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for to, source in pairs:
-        if to.numel() and to.is_contiguous() and source.is_contiguous():
-            found.append((to, source))
-        elif to.numel():
-            found += zip(to, source, strict=True)
-    return found
+def _copy(pairs: Pairs) -> None:
+    """All of them; rows of several heads, which lie apart, head by head: what a copy engine takes in one piece."""
+    to: list[torch.Tensor] = []
+    source: list[torch.Tensor] = []
+    for there, here in pairs:
+        if there.numel() and there.is_contiguous() and here.is_contiguous():
+            to.append(there)
+            source.append(here)
+        elif there.numel():
+            to += there.unbind()
+            source += here.unbind()
+    if to:
+        torch._foreach_copy_(to, source, non_blocking=True)

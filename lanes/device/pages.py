@@ -1,9 +1,9 @@
 """Pages of a seated state, put together in the device's memory as the pool has them, and taken apart again.
 
-Many whole pages at once: a copy for every buffer of every layer, however many pages. Not here: staging, copies between
-device and host (carrier). Invariant: the bytes are those of `snapshot.pack`.
+Many whole pages at once: a copy for every kind of buffer, however many pages and layers. Not here: staging, copies
+between device and host (carrier). Invariant: the bytes are those of `snapshot.pack`.
 
-Letters: N pages, H heads (1: none), R rows of a page, W width.
+Letters: L layers, N pages, H heads (1: none), R rows of a page, W width.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from lanes.state.carrier import Part, Rows, Segments
+from lanes.state.sequence import AttentionState
 from shared_experts.park_memory import ParkMemory
 
 Runs = list[tuple[int, int]]
@@ -38,12 +39,12 @@ def gather(memory: torch.Tensor, parts: Sequence[Part]) -> None:
     for part, count, at in _steps(parts):
         if count:
             assert isinstance(part, Rows)
-            for there, here in _views(memory, at, part, count):
-                there.copy_(here)
+            there, here = zip(*_views(memory, at, part, count), strict=True)
+            torch._foreach_copy_(list(there), list(here))
             continue
-        for tensor in part.tensors():
-            memory[at : at + tensor.nbytes].copy_(tensor.contiguous().flatten().view(torch.uint8))
-            at += tensor.nbytes
+        flat = [tensor.contiguous().flatten().view(torch.uint8) for tensor in part.tensors() if tensor.numel()]
+        size_bytes = sum(each.shape[0] for each in flat)
+        torch._foreach_copy_(list(memory[at : at + size_bytes].split([each.shape[0] for each in flat])), flat)
 
 
 def scatter(memory: torch.Tensor, parts: Sequence[Part], pool: ParkMemory, runs: Sequence[Runs]) -> None:
@@ -52,8 +53,8 @@ def scatter(memory: torch.Tensor, parts: Sequence[Part], pool: ParkMemory, runs:
     for part, count, at in _steps(parts):
         if count:
             assert isinstance(part, Rows)
-            for there, here in _views(memory, at, part, count):
-                here.copy_(there)
+            there, here = zip(*_views(memory, at, part, count), strict=True)
+            torch._foreach_copy_(list(here), list(there))
         elif isinstance(part, Rows):
             stop = min(part.end, part.until)
             into = part.state.rows(part.first, stop)
@@ -62,13 +63,15 @@ def scatter(memory: torch.Tensor, parts: Sequence[Part], pool: ParkMemory, runs:
                 rows.copy_(piece.view(dtype).view(size)[..., : rows.shape[-2], :])
                 at += piece.shape[0]
         else:
-            begin = at
+            begin, into, source = at, [], []
             for tensor in part.of:
-                source = memory[at : at + tensor.nbytes]
-                if tensor.device != memory.device:
-                    source = torch.from_numpy(_read(pool, runs[number], at - begin, tensor.nbytes))
-                tensor.flatten().view(torch.uint8).copy_(source)
+                into.append(tensor.flatten().view(torch.uint8))
+                if tensor.device == memory.device:
+                    source.append(memory[at : at + tensor.nbytes])
+                else:
+                    source.append(torch.from_numpy(_read(pool, runs[number], at - begin, tensor.nbytes)))
                 at += tensor.nbytes
+            torch._foreach_copy_(into, source)
         number += count or 1
 
 
@@ -91,7 +94,7 @@ def _together(parts: Sequence[Part]) -> int:
     length, at = first.end - first.first, 0
     for attention in first.state.attention.values():
         for each in attention.shape.growing():
-            if first.first % each.tokens or length % each.tokens or at % each.dtype.itemsize:
+            if first.first % each.tokens or length % each.tokens or at % 8:
                 return 0
             at += each.row_bytes() * (length // each.tokens)
     if at % 8:
@@ -107,25 +110,53 @@ def _together(parts: Sequence[Part]) -> int:
 
 
 def _views(memory: torch.Tensor, at: int, first: Rows, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """[N, H, R, W] twice for every buffer: in memory, and in the state. By strides: it is done for every batch."""
+    """[L, N, H, R, W] twice for every buffer of layers that lie alike: in memory, and in the state. By strides: this is
+    done for every batch."""
     length, page_bytes, column = first.end - first.first, first.size_bytes, 0
     flat = memory[at : at + count * page_bytes]
-    typed: dict[torch.dtype, torch.Tensor] = {}
-    for attention in first.state.attention.values():
-        for each in attention.shape.growing():
-            dtype = each.dtype
-            if (table := typed.get(dtype)) is None:
-                table = typed[dtype] = flat.view(dtype)
-            rows, heads, width = length // each.tokens, max(1, each.heads), each.width
-            size = (count, heads, rows, width)
-            begin = table.storage_offset() + column // dtype.itemsize
-            there = table.as_strided(size, (page_bytes // dtype.itemsize, rows * width, width, 1), begin)
-            kept = getattr(attention, each.name)
+    for layers in _alike(list(first.state.attention.values())):
+        shape = layers[0].shape
+        layer_bytes = sum(each.row_bytes() * (length // each.tokens) for each in shape.growing())
+        begin = column
+        for each in shape.growing():
+            table = flat.view(each.dtype)
+            unit, rows, heads, width = each.dtype.itemsize, length // each.tokens, max(1, each.heads), each.width
+            size = (len(layers), count, heads, rows, width)
+            strides = (layer_bytes // unit, page_bytes // unit, rows * width, width, 1)
+            there = table.as_strided(size, strides, table.storage_offset() + begin // unit)
+            kept = getattr(layers[0], each.name)
             *by_head, by_row, by_column = kept.stride()
-            begin = kept.storage_offset() + first.first // each.tokens * by_row
-            here = kept.as_strided(size, (rows * by_row, by_head[0] if by_head else 0, by_row, by_column), begin)
-            yield there, here
-            column += each.row_bytes() * rows
+            by_layer = getattr(layers[1], each.name).storage_offset() - kept.storage_offset() if layers[1:] else 0
+            strides = (by_layer, rows * by_row, by_head[0] if by_head else 0, by_row, by_column)
+            yield there, kept.as_strided(size, strides, kept.storage_offset() + first.first // each.tokens * by_row)
+            begin += each.row_bytes() * rows
+        column += layer_bytes * len(layers)
+
+
+def _alike(layers: Sequence[AttentionState]) -> Iterator[list[AttentionState]]:
+    """Layers after one another of one shape, whose buffers lie in one memory, equally far apart: those of a seat."""
+    group: list[AttentionState] = []
+    for layer in layers:
+        if group and not _follows(group, layer):
+            yield group
+            group = []
+        group.append(layer)
+    if group:
+        yield group
+
+
+def _follows(group: Sequence[AttentionState], layer: AttentionState) -> bool:
+    last = group[-1]
+    if layer.shape != last.shape:
+        return False
+    for each in layer.shape.growing():
+        new, old = getattr(layer, each.name), getattr(last, each.name)
+        if new.untyped_storage().data_ptr() != old.untyped_storage().data_ptr() or new.stride() != old.stride():
+            return False
+        before = old.storage_offset() - getattr(group[-2], each.name).storage_offset() if group[1:] else None
+        if before not in (None, new.storage_offset() - old.storage_offset()):
+            return False
+    return True
 
 
 def _read(pool: ParkMemory, runs: Runs, at: int, size_bytes: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

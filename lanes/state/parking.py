@@ -25,7 +25,7 @@ from laneproto.chain import EMPTY, chain
 from lanes import limits
 from lanes.counters import Counters
 from lanes.state import snapshot
-from lanes.state.carrier import Carrier, Fixed, Job, Part, Rows
+from lanes.state.carrier import Carrier, Fixed, Job, Part, Rows, Segments
 from lanes.state.errors import SnapshotRefused
 from lanes.state.mirror import ParkMirror
 from lanes.state.resident import Resident
@@ -33,6 +33,8 @@ from lanes.state.reuse import Ids
 from lanes.state.snapshot import Header, Identity, SavedMark
 from shared_experts.errors import ParkError
 from shared_experts.park_client import ParkClient, Parked
+
+ROOM_PAGES = 32  # asked for at once
 
 _log = structlog.get_logger(__name__)
 
@@ -108,15 +110,7 @@ class Parking:
         known = self._still_there(client, tenant, resident)
         settled, names = state.settled // limits.PAGE_TOKENS, list(known)
         pages = range(len(known), -(-tokens // limits.PAGE_TOKENS))
-        rows = Rows.of(state, pages, tokens, tokens)
-        under: deque[Job] = deque()  # two batches at most: one is copied while the other's digests are taken
-        for batch in self._batches(rows):
-            under.append(self._begin(client, tenant, batch))
-            yield sum(part.size_bytes for part in batch)
-            if len(under) > 1:
-                names += yield from self._named(client, under.popleft())
-        while under:
-            names += yield from self._named(client, under.popleft())
+        names += yield from self._rows(client, tenant, Rows.of(state, pages, tokens, tokens))
         resident.pages = names[:settled]
         marks: list[SavedMark] = []
         own = min(resident.checkpoints, default=tokens)
@@ -155,6 +149,27 @@ class Parking:
             return []
         return [name for name, _ in known]
 
+    def _rows(self, client: ParkClient, tenant: bytes, rows: list[Rows]) -> Generator[int, None, list[bytes]]:
+        """Sends pages in batches, two at most under way: one is copied while the other's digests are taken."""
+        under: deque[Job] = deque()
+        asked, places, names, told = 0, deque[Segments](), list[bytes](), 0
+        for batch in self._batches(rows):
+            while len(places) < len(batch):
+                more = rows[asked : asked + ROOM_PAGES]
+                places += client.room(tenant, [part.size_bytes for part in more])
+                asked += len(more)
+            under.append(self._send(client, batch, [places.popleft() for _ in batch]))
+            yield sum(part.size_bytes for part in batch)
+            if len(under) > 1:
+                names += yield from self._sent(under.popleft())
+            if len(names) - told >= ROOM_PAGES:
+                client.name(names[told:])
+                told = len(names)
+        while under:
+            names += yield from self._sent(under.popleft())
+        client.name(names[told:])
+        return names
+
     def _batches(self, rows: list[Rows]) -> Iterator[list[Rows]]:
         batch: list[Rows] = []
         size_bytes = 0
@@ -167,25 +182,25 @@ class Parking:
         if batch:
             yield batch
 
-    def _begin(self, client: ParkClient, tenant: bytes, parts: Sequence[Part]) -> Job:
+    def _send(self, client: ParkClient, parts: Sequence[Part], places: Sequence[Segments]) -> Job:
         """These parts are on their way to segments of their own."""
         assert client.memory is not None
-        places = client.room(tenant, [part.size_bytes for part in parts])
         self._counters.park_bytes += sum(part.size_bytes for part in parts)
         return self._carrier.out(client.memory, parts, places, hurry=self._hurry)
 
-    def _named(self, client: ParkClient, job: Job) -> Generator[int, None, list[bytes]]:
-        """Digests of what was begun first, once they are known; the owner knows them too."""
+    def _sent(self, job: Job) -> Generator[int, None, list[bytes]]:
+        """Digests, once they are known."""
         while not (self._hurry or job.done()):
             yield limits.PARK_BYTES_PER_STEP
-        names = job.names()
-        client.name(names)
-        return names
+        return job.names()
 
     def _one(self, client: ParkClient, tenant: bytes, part: Part) -> Generator[int, None, list[bytes]]:
-        job = self._begin(client, tenant, [part])
+        """Another part, once it is there and named."""
+        job = self._send(client, [part], client.room(tenant, [part.size_bytes]))
         yield part.size_bytes
-        return (yield from self._named(client, job))
+        names = yield from self._sent(job)
+        client.name(names)
+        return names
 
     # --- back from the pool
 

@@ -17,7 +17,7 @@ import torch
 
 from lanes.state.host import HERE, PLAIN, Host
 from lanes.state.sequence import AttentionState, SequenceState
-from lanes.state.shape import StateShape
+from lanes.state.shape import AttentionShape, StateShape
 
 
 class Seat:
@@ -25,9 +25,7 @@ class Seat:
 
     def __init__(self, shape: StateShape, capacity_tokens: int, device: torch.device | str, host: Host = PLAIN) -> None:
         self.home = SequenceState(shape, capacity_tokens, device=device)
-        self.home.reserve(capacity_tokens)
-        for tensor in self.home.rows(0, capacity_tokens):
-            tensor.zero_()
+        _in_slabs(self.home, capacity_tokens, device)
         self._host = host
         self._occupant: weakref.ref[SequenceState] | None = None
 
@@ -102,6 +100,19 @@ class Seat:
                 getattr(holder, each.name)[..., each.rows(0, kept_tokens).stop :, :].zero_()
         for tensor in self.home.fixed():
             tensor.zero_()
+
+
+def _in_slabs(home: SequenceState, rows: int, device: torch.device | str) -> None:
+    """Its growing buffers, zero: those of one name and of layers of one shape lie together, so that what is done to all
+    of them is one copy."""
+    alike: dict[AttentionShape, list[AttentionState]] = {}
+    for attention in home.attention.values():
+        alike.setdefault(attention.shape, []).append(attention)
+    for shape, holders in alike.items():
+        for each in shape.growing():
+            size = (len(holders), *each.size(each.rows(0, rows).stop))
+            for holder, buffer in zip(holders, torch.zeros(size, dtype=each.dtype, device=device), strict=True):
+                setattr(holder, each.name, buffer)
 
 
 def _growing(state: SequenceState, home: SequenceState) -> list[tuple[AttentionState, AttentionState, str]]:
