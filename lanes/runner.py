@@ -153,7 +153,7 @@ class ModelRunner:
     def forward(self, window: Window, stopped: Callable[[], bool], meanwhile: Meanwhile = nothing) -> Logits | None:
         """Runs the model."""
         self._experts.stopped = stopped
-        if (slot := int(window.seq[0])) in self._conversations:  # two tenants' generations may run by turns
+        if (slot := window.runs()[0][0]) in self._conversations:  # two tenants' generations may run by turns
             self._turn_to(self._conversations[slot].tenant)
         try:
             logits = self._model.forward(window, self._states, meanwhile).cpu().numpy()

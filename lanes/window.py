@@ -37,14 +37,19 @@ class Window:
     steered: bool = False  # a prompt's: where the lane routes prompts to resident experts, these rows are
     best: bool = False  # of rows that want logits, only each one's greatest is asked for, by its id
     _runs: Runs | None = field(default=None, repr=False, compare=False)  # where they are known
+    ids: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)  # the tokens as an array
+    wants_all: bool = field(init=False, repr=False, compare=False)  # logits of every row
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape
         assert shape[0] > 0, "a window has at least one row"
         assert len(shape) == 1
         assert self.positions.shape == self.seq.shape == self.want_logits.shape == shape
+        tell = object.__setattr__  # what is asked for several times a token
+        tell(self, "ids", self.token_ids.numpy())
+        tell(self, "wants_all", bool(self.want_logits.numpy().all()))
         if self._runs is None:
-            object.__setattr__(self, "_runs", _runs(self.seq.numpy()))  # asked for several times a token
+            tell(self, "_runs", _runs(self.seq.numpy()))
 
     @classmethod
     def of_sequence(

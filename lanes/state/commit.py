@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lanes.state.errors import NoTrial
@@ -34,16 +35,15 @@ def commit(state: SequenceState, rows: int, rule: Rule) -> None:
         shift(recurrent.conv, inputs.columns[:rows])
     for layer, columns in trial.ngram.items():
         shift(state.ngram[layer].conv, columns[:rows])
-    shift_ids(state.context_ids, trial.token_ids[:rows])
+    shift_ids(state.context_ids.numpy(), trial.token_ids.numpy()[:rows])
     state.length += rows
     state.trial = None
 
 
-def shift_ids(tail: torch.Tensor, new: torch.Tensor) -> None:
-    """`shift` of token ids, int64 on the CPU: of few values, cheaper as arrays."""
-    ids = tail.numpy()
-    together = np.concatenate((ids, new.numpy()))
-    ids[:] = together[len(together) - len(ids) :]
+def shift_ids(tail: npt.NDArray[np.int64], new: npt.NDArray[np.int64]) -> None:
+    """`shift` of token ids: of few values, cheaper as arrays."""
+    together = np.concatenate((tail, new))
+    tail[:] = together[len(together) - len(tail) :]
 
 
 def shift(tail: torch.Tensor, new: torch.Tensor) -> None:

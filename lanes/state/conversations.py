@@ -69,7 +69,7 @@ class Conversations:
         """A pass over the window has ended: its tokens are in the states."""
         for slot, first, end in window.runs():
             if resident := self._residents.get(slot):
-                resident.write(int(window.positions.numpy()[first]), window.token_ids.numpy()[first:end])
+                resident.write(int(window.positions.numpy()[first]), window.ids[first:end])
 
     def checkpoint(self, slot: int) -> None:
         """Keeps the state as it is now, if there is room for it."""

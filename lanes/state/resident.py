@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from laneproto.chain import BLOCK_TOKENS, EMPTY, chain
 from lanes import limits
@@ -47,7 +48,7 @@ class Resident:
         """The tokens in the state, uint32 [length]."""
         return self._ids[: self.length]
 
-    def write(self, start: int, ids: Sequence[int] | Ids) -> None:
+    def write(self, start: int, ids: Sequence[int] | Ids | npt.NDArray[np.int64]) -> None:
         """The rows from `start` on are of these tokens; what stood there was not kept."""
         end = start + len(ids)
         if end > self._ids.shape[0]:

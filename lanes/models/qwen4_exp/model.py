@@ -139,7 +139,7 @@ class Qwen4Exp:
                 continue
             if self.drafts is not None:
                 self.drafts.follow(state, its, ids)
-            shift_ids(state.context_ids, ids)
+            shift_ids(state.context_ids.numpy(), ids.numpy())
             state.length, state.broken = run.stop, False
         return logits
 

@@ -20,9 +20,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -57,12 +58,26 @@ class NgramTable(Protocol):
 
 
 def row_ids(history: torch.Tensor, eos: int, table: NgramTable, heads_per_order: int) -> torch.Tensor:
-    """Row ids int64 [R, N] for the last R tokens of `history` [ngram_order - 1 + R].
+    """Row ids int64 [R, N] for the last R tokens of `history` [ngram_order - 1 + R]."""
+    return torch.from_numpy(row_id_array(history.numpy(), eos, Hash.of(table), heads_per_order))
 
-    Products stay below 2^63 because multipliers are below 2^63 / vocab, so signed arithmetic is exact.
-    """
-    ids, multipliers = history.numpy(), table.multipliers.numpy()  # of few rows, cheaper than tensors
-    sizes, offsets = table.sizes.numpy(), table.offsets.numpy()
+
+class Hash(NamedTuple):
+    """A table's constants as arrays: of few rows, cheaper than tensors."""
+
+    multipliers: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, table: NgramTable) -> Hash:
+        """Views."""
+        return cls(table.multipliers.numpy(), table.sizes.numpy(), table.offsets.numpy())
+
+
+def row_id_array(ids: npt.NDArray[np.int64], eos: int, hash: Hash, heads_per_order: int) -> npt.NDArray[np.int64]:
+    """`row_ids`. Products stay below 2^63 because multipliers are below 2^63 / vocab, so signed arithmetic is exact."""
+    multipliers, sizes, offsets = hash
     order = multipliers.shape[0]
     rows = ids.shape[0] - (order - 1)
     mixed = ids[order - 1 :] * multipliers[0]
@@ -74,7 +89,7 @@ def row_ids(history: torch.Tensor, eos: int, table: NgramTable, heads_per_order:
         mixed = mixed ^ (np.where(passed, eos, seen) * multipliers[shift])
         heads = slice((shift - 1) * heads_per_order, shift * heads_per_order)
         out[:, heads] = mixed[:, None] % sizes[heads] + offsets[heads]
-    return torch.from_numpy(out)
+    return out
 
 
 class NgramLayer:
@@ -82,6 +97,7 @@ class NgramLayer:
 
     def __init__(self, spec: Spec, weights: Weights, layer: int, table: NgramTable) -> None:
         self._spec, self.layer, self.table = spec, layer, table
+        self._hash: Hash | None = None  # once it is asked for
         self.upload: Upload = upload
         self._asked = torch.empty(0, dtype=torch.int64)  # row ids of the window that runs, [R, N]
         wide = spec.streams * spec.hidden
@@ -101,9 +117,11 @@ class NgramLayer:
         self._asked = torch.cat([self._row_ids(history) for history in histories])
         self.table.prefetch(self._asked)
 
-    def rows_of(self, history: torch.Tensor) -> torch.Tensor:
+    def rows_of(self, history: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """fp32 [R, D] of the last R tokens of `history`: what the layer reads after `begin`, at once."""
-        return self.table.rows(self._row_ids(history))
+        spec, self._hash = self._spec, self._hash or Hash.of(self.table)
+        ids = row_id_array(history, spec.ngram_reset, self._hash, spec.ngram_heads_per_order)
+        return self.table.rows(torch.from_numpy(ids)).numpy()
 
     def hint(self, history: torch.Tensor) -> None:
         """A later window will have these ids, all but the first ngram_order - 1 of which are its rows."""

@@ -103,7 +103,7 @@ def prepare(window: Window, states: Mapping[int, SequenceState], spec: Spec, rot
 
 def check(window: Window, states: Mapping[int, SequenceState], spec: Spec) -> None:
     """Raises `WindowError` where a row's token is unknown or a run does not continue its state."""
-    ids, positions = window.token_ids.tolist(), window.positions.tolist()  # of few rows, cheaper than arrays
+    ids, positions = window.ids.tolist(), window.positions.tolist()  # of few rows, cheaper than arrays
     if min(ids) < 0 or max(ids) >= spec.vocab:
         raise WindowError(f"token ids must be in 0..{spec.vocab - 1}")
     seen: set[int] = set()

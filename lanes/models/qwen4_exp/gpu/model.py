@@ -22,13 +22,13 @@ from lanes.experts.store import Interrupted
 from lanes.models.errors import WindowError
 from lanes.models.near import Near
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
-from lanes.models.qwen4_exp.gpu.angles import Places
 from lanes.models.qwen4_exp.gpu.graphs import Graphs
 from lanes.models.qwen4_exp.gpu.moe import Launches
 from lanes.models.qwen4_exp.gpu.prompt import Fetched, use_kernels
+from lanes.models.qwen4_exp.gpu.saying import Ids, Saying
 from lanes.models.qwen4_exp.gpu.window import DecodeWindow
 from lanes.models.qwen4_exp.model import Qwen4Exp
-from lanes.models.qwen4_exp.rows import Rotary, check
+from lanes.models.qwen4_exp.rows import check
 from lanes.state.commit import shift_ids
 from lanes.state.host import PLAIN, Host
 from lanes.state.seat import Seat
@@ -72,14 +72,10 @@ class GpuQwen4Exp:
         on_gpu = inner.device.type == "cuda"
         self._window = DecodeWindow(inner, experts, self.seat)
         self._logits = torch.zeros(self._window.logits.shape, pin_memory=on_gpu)
-        # What is written for a window, as arrays: of few rows, cheaper than tensors.
-        said = self._window.said
-        self._said_length, self._said_accepted, self._angles, self._ngrams = (
-            part.numpy() for part in (said.length, said.accepted, said.angles, said.ngram)
-        )
-        self._embedded = [said.embedded[:rows] for rows in range(1, MOST_ROWS + 1)]
-        rotary = Rotary(inner.spec.rotary_dim, inner.spec.rope_theta, torch.device("cpu"))
-        self._places = Places(rotary, inner.spec.index_block_tokens, MOST_ROWS)
+        self._saying = Saying(self._window.said, inner)
+        # What a window gives, by its rows: to cut it out when it is asked for would cost more than to draw from it.
+        self._given = [(self._logits[:rows], self._window.best[:rows]) for rows in range(1, MOST_ROWS + 1)]
+        self._context: tuple[torch.Tensor, Ids] | None = None  # the seated sequence's, also as an array
         self._stream = torch.cuda.current_stream(inner.device) if on_gpu else None
         self._accepted = 0  # rows of the last window that the occupant's state still lacks
         self._fetched: Fetched | None = None  # a prompt's rows of host memory
@@ -103,7 +99,7 @@ class GpuQwen4Exp:
             raise WindowError("a lane on a GPU runs the rows of one sequence at a time")
         state = states[runs[0][0]]
         check(window, states, self.spec)
-        if window.token_ids.shape[0] <= MOST_ROWS and window.want_logits.numpy().all():
+        if len(window.ids) <= MOST_ROWS and window.wants_all:
             self.take_seat(state)
             return self._decode(window, state, meanwhile)
         self._experts.begin_prompt(window.token_ids.shape[0])  # experts are on their way while the state moves
@@ -114,7 +110,7 @@ class GpuQwen4Exp:
     def settle(self, state: SequenceState) -> None:
         """Whatever a window still owes this state is in it afterwards."""
         if self._accepted and self.seat.occupant is state:
-            self._said_accepted[0] = self._accepted
+            self._saying.accepted(self._accepted)
             self._launches.settle()
             self._wait()  # what was said may be overwritten from here on
         if self.seat.occupant is state:
@@ -126,7 +122,7 @@ class GpuQwen4Exp:
         trial = state.trial
         if trial is None or trial.recurrent or self.seat.occupant is not state or not 1 <= rows <= trial.rows:
             return self._inner.commit(state, rows)  # of an eager window, or refused there
-        self._advance(state, rows, trial.token_ids, trial.streams)
+        self._advance(state, trial.token_ids.numpy()[:rows], trial.streams)
         state.trial = None
 
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:
@@ -175,19 +171,21 @@ class GpuQwen4Exp:
         self._accepted = 0
 
     def _decode(self, window: Window, state: SequenceState, meanwhile: Meanwhile) -> torch.Tensor:
-        rows = window.token_ids.shape[0]
+        ids, context = window.ids, self._context_of(state)
+        rows = len(ids)
         if self._experts.stopped():
             raise Interrupted
         state.reserve(state.length + rows)
         state.trial = None
-        self._fill(window.token_ids, state)
+        self._saying.begin(ids, state.length, self._accepted)
         self._experts.begin_window(rows)
         self._launches.run_part(rows, 0)
-        self._fill_ngrams(window.token_ids, state)  # while the part runs, which reads none of them
+        self._saying.ngrams(context, ids)  # while the part runs, which reads none of them
         for part in range(1, self._launches.parts):
             self._launches.run_part(rows, part)
+        logits, best = self._given[rows - 1]
         if not window.best:
-            self._logits[:rows].copy_(self._window.logits[:rows], non_blocking=True)
+            logits.copy_(self._window.logits[:rows], non_blocking=True)
         meanwhile()
         self._experts.think()
         self._wait()
@@ -196,31 +194,23 @@ class GpuQwen4Exp:
         if window.trial:
             state.trial = Trial(window.token_ids, streams=streams)
         else:
-            self._advance(state, rows, window.token_ids, streams)
-        return (self._window.best if window.best else self._logits)[:rows]
+            self._advance(state, ids, streams)
+        return best if window.best else logits
 
-    def _advance(self, state: SequenceState, rows: int, token_ids: torch.Tensor, streams: torch.Tensor | None) -> None:
-        """The first rows of the window belong to the sequence; they enter its matrices with the next window."""
-        ids = token_ids[:rows]
+    def _advance(self, state: SequenceState, ids: Ids, streams: torch.Tensor | None) -> None:
+        """The window's first rows, these ids, belong to the sequence; they enter its matrices with the next window."""
+        rows = len(ids)
         if self._inner.drafts is not None:
             assert streams is not None
-            self._inner.drafts.follow(state, streams[:rows], ids)
-        shift_ids(state.context_ids, ids)
+            self._inner.drafts.follow(state, streams[:rows], torch.from_numpy(ids))
+        shift_ids(self._context_of(state), ids)
         state.length += rows
         self._accepted = rows
 
-    def _fill(self, token_ids: torch.Tensor, state: SequenceState) -> None:
-        """What a window begins with."""
-        rows = token_ids.shape[0]
-        self._said_length[0], self._said_accepted[0] = state.length, self._accepted
-        self._embedded[rows - 1].copy_(self._inner.embedding.index_select(0, token_ids))
-        self._places.into(self._angles, state.length, rows)
-
-    def _fill_ngrams(self, token_ids: torch.Tensor, state: SequenceState) -> None:
-        """What its n-gram layers read."""
-        for number, layer in enumerate(self._inner.ngrams):
-            history = torch.cat((state.context_ids, token_ids))
-            self._ngrams[number, : token_ids.shape[0]] = layer.rows_of(history)
+    def _context_of(self, state: SequenceState) -> Ids:
+        if self._context is None or self._context[0] is not state.context_ids:
+            self._context = state.context_ids, state.context_ids.numpy()
+        return self._context[1]
 
     def _wait(self) -> None:
         if self._stream is not None:
