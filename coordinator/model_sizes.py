@@ -29,6 +29,7 @@ class ModelSizes:
     region_bytes: int  # all experts, those of the draft layer too
     dense_elements: int  # all dense weights, the embedding too
     dense_elements_per_token: int  # of these, read for one token
+    embedding_elements: int  # of these, the embedding: a GPU lane keeps it in host memory
     pack_element_bytes: int  # of a dense weight in the pack
     key_elements_per_token: float  # one more token of a conversation, in elements of the dense type
     block_bytes_per_token: float  # and in fp32 block keys
@@ -106,6 +107,7 @@ def _read(said: Mapping[str, Any]) -> ModelSizes:
         region_bytes=int(experts["bytes"]),
         dense_elements=sum(int(s["bytes"]) for s in sections if s["name"] == "dense") // element,
         dense_elements_per_token=per_token,
+        embedding_elements=hidden * vocab,
         pack_element_bytes=element,
         key_elements_per_token=(attention + drafts) * (2 * kv * head + index),
         block_bytes_per_token=(attention + drafts) * 4 * index / block,

@@ -27,7 +27,7 @@ from coordinator.units import size
 
 GB = 1e9
 PROCESS_BYTES = 350 << 20  # a lane's own heap, libraries and page tables: bench/LOG.md, "What the second lane costs"
-GPU_CONTEXT_BYTES = 1 << 30  # a CUDA context, workspaces and captured graphs
+GPU_FIXED_BYTES = 1868 << 20  # a CUDA context, activations and what nobody uses, as an H200's lane planned it
 HOST_FLOOR_BYTES = 1 << 30  # left to the kernel, the page cache, owner and coordinator
 PREFILL_CHUNK_TOKENS = 8192
 SKEW = 0.22  # hottest 10 % of experts take 60 % of the reads: hits = share ** SKEW
@@ -35,7 +35,8 @@ ASSUMPTIONS = (
     "one active conversation per lane; drafts off; context short enough that reading keys does not count",
     "low: every expert is equally likely; high: the hottest tenth of the experts takes 60 % of the reads",
     "CPU lanes keep dense weights in fp32, GPU lanes as the pack has them",
-    "a lane of its own takes 350 MiB of process; 1 GiB of RAM stays free; a GPU context takes 1 GiB",
+    "a lane of its own takes 350 MiB of process; 1 GiB of RAM stays free",
+    "a GPU lane has one conversation in VRAM, others and the embedding in RAM; context and activations: 1.8 GiB",
 )
 
 
@@ -113,12 +114,14 @@ def plan(sizes: ModelSizes, host: Host, load: Load, rates: Rates, lanes: int) ->
     """What `lanes` lanes on this host would be."""
     gpu = host.device == "cuda"
     element = sizes.pack_element_bytes if gpu else 4
-    dense = sizes.dense_elements * element
-    state = load.conversations * sizes.conversation_bytes(load.tokens, element)
+    embedding = sizes.embedding_elements * element
+    dense = sizes.dense_elements * element - (embedding if gpu else 0)
+    one = sizes.conversation_bytes(load.tokens, element)
+    state = load.conversations * one
     every_expert = sizes.layers * sizes.experts * sizes.record_bytes
-    room = host.vram_bytes - (dense + state + GPU_CONTEXT_BYTES if gpu else 0)
+    room = host.vram_bytes - (dense + one + GPU_FIXED_BYTES if gpu else 0)
     cache = max(0, min(room, every_expert) // sizes.record_bytes * sizes.record_bytes)
-    lane_ram = PROCESS_BYTES + (0 if gpu else dense + state + cache)
+    lane_ram = PROCESS_BYTES + (embedding + state - one if gpu else dense + state + cache)
     ram = sizes.region_bytes + lanes * lane_ram
     share = cache / every_expert
     hits = (share, share**SKEW) if load.hit_rate is None else (load.hit_rate, load.hit_rate)

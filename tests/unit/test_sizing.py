@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coordinator.cli import main
 from coordinator.errors import BadOption, BadPack
 from coordinator.model_sizes import ModelSizes, read_sizes
-from coordinator.sizing import GPU_CONTEXT_BYTES, Host, Load, Rates, most_lanes, plan
+from coordinator.sizing import GPU_FIXED_BYTES, Host, Load, Rates, most_lanes, plan
 from coordinator.units import rate, size
 from tests.fakes.processes import tiny_pack
 
@@ -19,6 +19,7 @@ GIB = 1 << 30
 LARGE = ModelSizes(
     name="large", expert_format="q4g64", layers=48, experts=512, experts_per_token=10, record_bytes=2_613_248,
     region_bytes=48 * 512 * 2_613_248, dense_elements=5_000_000_000, dense_elements_per_token=4_265_000_000,
+    embedding_elements=635_700_000,
     pack_element_bytes=2, key_elements_per_token=13_800.0, block_bytes_per_token=0.0, fixed_state_bytes=118_000_000,
     context_tokens=262_144, ngram_bytes=0,
 )  # fmt: skip
@@ -44,6 +45,7 @@ def test_sizes_are_those_of_the_lanes_own_spec(pack):
         block = spec.index_block_tokens
         assert sizes.conversation_bytes(16 * block, element) == spec.state_shape(dtype, drafts=True).bytes(16 * block)
     assert 0 < sizes.dense_elements_per_token <= sizes.dense_elements
+    assert sizes.embedding_elements == said["config"]["vocab_size"] * said["config"]["hidden_size"]
 
 
 @pytest.mark.parametrize("damage", ["architecture", "config", "experts", "sections", "dense_dtype"])
@@ -63,7 +65,16 @@ def test_the_large_model_on_a_gpu_is_what_its_parts_were_measured_to_be():
     found = plan(LARGE, host, Load(1, 8192, hit_rate=0.75), rates, 1)
     assert found.fits
     assert 5.0 < 1e3 / found.tokens_per_s[0] < 7.0
-    assert found.cache_bytes < 16 * GIB - found.dense_bytes - GPU_CONTEXT_BYTES
+    assert found.cache_bytes < 16 * GIB - found.dense_bytes - GPU_FIXED_BYTES
+
+
+def test_the_cache_of_a_gpu_lane_is_nearly_what_a_lane_planned_for_itself():
+    """16 GiB on an H200: 6.18 GB (its log: `vram_budget`), of one conversation of 1,096 tokens."""
+    found = plan(LARGE, Host("cuda", 256 * GIB, 16 * GIB, 16), Load(4, 1096), Rates(), 1)
+    assert found.cache_bytes == pytest.approx(6.18e9, rel=0.05)
+    more = plan(LARGE, Host("cuda", 256 * GIB, 16 * GIB, 16), Load(5, 1096), Rates(), 1)
+    assert more.cache_bytes == found.cache_bytes
+    assert more.lane_ram_bytes > found.lane_ram_bytes
 
 
 def test_a_prompt_waits_for_the_slower_of_link_and_products_and_for_launches():
@@ -114,7 +125,7 @@ def test_ram_and_vram_at_the_limit_and_one_byte_less():
         in plan(LARGE, dataclasses.replace(host, ram_bytes=need - 1), Load(), Rates(), 2).reasons[0]
     )
     one = plan(LARGE, Host("cuda", 1 << 50, 1 << 50, 8), Load(), Rates(), 1)
-    need = one.dense_bytes + one.state_bytes + GPU_CONTEXT_BYTES
+    need = one.dense_bytes + one.state_bytes // Load().conversations + GPU_FIXED_BYTES
     assert plan(LARGE, Host("cuda", 1 << 50, need, 8), Load(), Rates(), 1).fits
     assert "VRAM: 1 B are missing" in plan(LARGE, Host("cuda", 1 << 50, need - 1, 8), Load(), Rates(), 1).reasons[0]
 
