@@ -3,7 +3,8 @@
 Every method but the health service needs a key, once there are keys; a method that makes answers has a check of its
 own beside it. A call that is refused here takes no message: under overload, what it costs to refuse one is what all
 others wait for, and who has no key makes nobody hold 8 MiB. For the same reason a call that says nothing ends in time,
-and calls that ask for no answer (health, reflection, lists) hold a part of the door's places only.
+and calls that ask for no answer (health, reflection, lists) hold a part of the door's places only, by method: who
+watches without end keeps nobody from a look.
 
 grpc.aio enters no method before its message has come, but one that streams both ways: so all become such.
 
@@ -14,6 +15,7 @@ without a word about it here.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
@@ -42,7 +44,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
     def __init__(self, auth: Auth, checks: Mapping[str, HeadCheck] = MappingProxyType({})) -> None:
         self._auth = auth
         self._checks = checks
-        self._others = 0  # running calls of methods that make none
+        self._others: Counter[str] = Counter()  # running calls of the methods that make none
 
     async def intercept_service(self, continuation: Next, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         """The method, or a refusal in its place."""
@@ -59,21 +61,21 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no ty
         except CoordinatorError as error:
             return _streaming(_refusing(error))
         if handler.request_streaming:
-            return _streaming(self._counted(handler.stream_stream), handler)
+            return _streaming(self._counted(details.method, handler.stream_stream), handler)
         run = _reading(handler)
-        return _streaming(run if check else self._counted(run), handler)
+        return _streaming(run if check else self._counted(details.method, run), handler)
 
-    def _counted(self, run: Callable[[Any, Context], Any]) -> Callable[[Any, Context], AsyncIterator[Any]]:
+    def _counted(self, method: str, run: Callable[[Any, Context], Any]) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def counted(asked: Any, context: Context) -> AsyncIterator[Any]:
-            if self._others >= limits.GRPC_OTHER_CALLS:
+            if self._others[method] >= limits.GRPC_OTHER_CALLS:
                 await abort(context, QueueFull(f"all {limits.GRPC_OTHER_CALLS} places of calls like this are taken"))
-            self._others += 1
+            self._others[method] += 1
             try:
                 async with aclosing(run(asked, context)) as answers:
                     async for answer in answers:
                         yield answer
             finally:
-                self._others -= 1
+                self._others[method] -= 1
 
         return counted
 
