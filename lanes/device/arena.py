@@ -62,17 +62,20 @@ class Arena:
     def allocate(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Zeroed memory of the arena; plain memory with any contents where it has no place."""
         size_bytes = math.prod(size) * dtype.itemsize
-        if not size_bytes:
-            return torch.empty(size, dtype=dtype)
+        found = self.place(size_bytes) if size_bytes else None
+        if found is None and size_bytes:
+            self.flush()
+            found = self.place(size_bytes)
+        return torch.empty(size, dtype=dtype) if found is None else found.view(dtype).view(size)
+
+    def place(self, size_bytes: int) -> torch.Tensor | None:
+        """So many bytes in one piece, zero, if there are now."""
         first = self._take(size_bytes)
         if first is None:
-            self.flush()
-            first = self._take(size_bytes)
-        if first is None:
-            return torch.empty(size, dtype=dtype)
+            return None
         view = self._bytes[first : first + size_bytes]
         weakref.finalize(view, self._work.put, (first, size_bytes)).atexit = False
-        return torch.from_numpy(view).view(dtype).view(size)
+        return torch.from_numpy(view)
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return 0 <= tensor.data_ptr() - self._address < self.size_bytes

@@ -18,8 +18,8 @@ import torch
 
 from lanes.device.arena import Arena
 from lanes.device.side import Side
-from lanes.device.staging import Staging, kept_bytes
-from lanes.state.host import Arrival, Host, Pairs
+from lanes.device.staging import Staging
+from lanes.state.host import PLACE_BYTES, Arrival, Host, Pairs, Spec, cut, room_bytes
 
 
 class PinnedHost(Host):
@@ -31,6 +31,11 @@ class PinnedHost(Host):
     def allocate(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Zeroed memory of the arena, while it has room."""
         return self._arena.allocate(size, dtype)
+
+    def allocate_all(self, specs: Sequence[Spec]) -> list[torch.Tensor]:
+        """In one piece where there is one: it is given back at once then, and copied in few."""
+        whole = self._arena.place(room_bytes(specs))
+        return super().allocate_all(specs) if whole is None else cut(whole, specs)
 
     def wipe(self, tensor: torch.Tensor) -> None:
         """The arena zeroes what it gets back; other memory is zeroed here."""
@@ -53,15 +58,16 @@ class PinnedHost(Host):
 
     def keep(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], Arrival]:
         """By way of the staging area."""
-        there = [tensor for tensor in tensors if tensor.device == self._staging.device]
-        size_bytes = kept_bytes(there)
+        here = self._staging.device
+        there = [tensor for tensor in tensors if tensor.device == here]
+        specs = [(tuple(tensor.shape), tensor.dtype) for tensor in there]
+        size_bytes = room_bytes(specs)
         piece = self._staging.piece(size_bytes)
-        torch._foreach_copy_(_cut(piece.memory, there), there)
+        _copy(list(zip(cut(piece.memory, specs), there, strict=True)))
         whole = self.allocate((size_bytes,), torch.uint8)
         arrival = self.out([(whole, piece.memory)])
         piece.free_after(arrival)
-        kept = iter(_cut(whole, there))
-        here = self._staging.device
+        kept = iter(cut(whole, specs))
         return tuple(next(kept) if tensor.device == here else self._clone(tensor) for tensor in tensors), arrival
 
     def share(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -82,25 +88,61 @@ class PinnedHost(Host):
         self._arena.later(let_go)
 
 
-def _cut(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like these, one behind the other in memory uint8."""
-    found, at = [], 0
-    for tensor in like:
-        found.append(memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
-        at += kept_bytes([tensor])
-    return found
-
-
 def _copy(pairs: Pairs) -> None:
-    """All of them; rows of several heads, which lie apart, head by head: what a copy engine takes in one piece."""
+    """All of them: neighbours on both sides as one, and rows of several heads, which lie apart, head by head."""
     to: list[torch.Tensor] = []
     source: list[torch.Tensor] = []
-    for there, here in pairs:
-        if there.numel() and there.is_contiguous() and here.is_contiguous():
+    for there, here in _merged(pairs):
+        if there.is_contiguous() and here.is_contiguous():
             to.append(there)
             source.append(here)
-        elif there.numel():
+        else:
             to += there.unbind()
             source += here.unbind()
     if to:
         torch._foreach_copy_(to, source, non_blocking=True)
+
+
+def _merged(pairs: Pairs) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The same; contiguous tensors that follow one another equally far apart on both sides, less than a place between
+    them, are one span of bytes."""
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    span: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def close() -> None:
+        found.extend(span if len(span) < 2 else [(_span([a for a, _ in span]), _span([b for _, b in span]))])
+        span.clear()
+
+    for pair in pairs:
+        if not pair[0].numel():
+            continue
+        if span and not _follows(span[-1], pair):
+            close()
+        span.append(pair)
+    close()
+    return found
+
+
+def _follows(last: tuple[torch.Tensor, torch.Tensor], pair: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """Whether a pair is the next one on both sides, equally far away."""
+    neighbours = all(_next(old, new) for old, new in zip(last, pair, strict=True))
+    return neighbours and _gap(last[0], pair[0]) == _gap(last[1], pair[1])
+
+
+def _gap(old: torch.Tensor, new: torch.Tensor) -> int:
+    return new.data_ptr() - old.data_ptr() - old.nbytes
+
+
+def _next(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Whether one memory has both, one behind the other."""
+    together = old.is_contiguous() and new.is_contiguous()
+    if not together or old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+        return False
+    return 0 <= _gap(old, new) < PLACE_BYTES
+
+
+def _span(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """From the first byte of the first to the last of the last, uint8."""
+    first = tensors[0].flatten().view(torch.uint8)
+    size_bytes = tensors[-1].data_ptr() + tensors[-1].nbytes - tensors[0].data_ptr()
+    return first.as_strided((size_bytes,), (1,), first.storage_offset())

@@ -5,18 +5,15 @@ Not here: what goes through. Invariant: whoever gets a piece gets it after its l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 from lanes import limits
 from lanes.device.side import Side
-from lanes.state.host import HERE, Arrival
+from lanes.state.host import HERE, Arrival, room_bytes
 from lanes.state.sequence import SequenceState
 from lanes.state.shape import StateShape
 
 ALIGNMENT_BYTES = 512
-TYPE_BYTES = 16  # the start of any tensor
 
 
 class Piece:
@@ -66,9 +63,4 @@ def size_for(shape: StateShape) -> int:
     """Bytes that any part of such a state goes through, and pages by turns."""
     fixed = SequenceState(shape, 1, device="meta").fixed()
     page_bytes = shape.growing_bytes(min(limits.PAGE_TOKENS, shape.max_tokens))
-    return max(kept_bytes(fixed), 2 * page_bytes)
-
-
-def kept_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of tensors one behind the other, each where any type may be."""
-    return sum(-(-tensor.nbytes // TYPE_BYTES) * TYPE_BYTES for tensor in tensors)
+    return max(room_bytes((tuple(tensor.shape), tensor.dtype) for tensor in fixed), 2 * page_bytes)

@@ -9,11 +9,33 @@ Invariants: whoever reads on the CPU what came `out` has waited for it; what com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import torch
 
+PLACE_BYTES = 512  # where a tensor may begin in memory of many
+Spec = tuple[tuple[int, ...], torch.dtype]
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]  # (to, from), of equal shapes
+
+
+def room_bytes(specs: Iterable[Spec]) -> int:
+    """Of memory for such tensors, one behind the other."""
+    return sum(_place_bytes(spec) for spec in specs)
+
+
+def cut(memory: torch.Tensor, specs: Iterable[Spec]) -> list[torch.Tensor]:
+    """These tensors in memory uint8, one behind the other."""
+    found, at = [], 0
+    for size, dtype in specs:
+        found.append(memory[at : at + math.prod(size) * dtype.itemsize].view(dtype).view(size))
+        at += _place_bytes((size, dtype))
+    return found
+
+
+def _place_bytes(spec: Spec) -> int:
+    size, dtype = spec
+    return -(-math.prod(size) * dtype.itemsize // PLACE_BYTES) * PLACE_BYTES
 
 
 class Arrival:
@@ -35,6 +57,10 @@ class Host:
     def allocate(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory with any contents."""
         return torch.empty(size, dtype=dtype)
+
+    def allocate_all(self, specs: Sequence[Spec]) -> list[torch.Tensor]:
+        """The same for tensors that come and go together."""
+        return [self.allocate(*spec) for spec in specs]
 
     def wipe(self, tensor: torch.Tensor) -> None:
         """Nobody reads it any more, and nobody ever will."""

@@ -15,7 +15,7 @@ import weakref
 
 import torch
 
-from lanes.state.host import HERE, PLAIN, Host
+from lanes.state.host import HERE, PLAIN, Host, cut, room_bytes
 from lanes.state.sequence import AttentionState, SequenceState
 from lanes.state.shape import AttentionShape, StateShape
 
@@ -26,6 +26,7 @@ class Seat:
     def __init__(self, shape: StateShape, capacity_tokens: int, device: torch.device | str, host: Host = PLAIN) -> None:
         self.home = SequenceState(shape, capacity_tokens, device=device)
         _in_slabs(self.home, capacity_tokens, device)
+        _together(self.home, device)
         self._host = host
         self._occupant: weakref.ref[SequenceState] | None = None
 
@@ -83,16 +84,16 @@ class Seat:
         if state is None:
             return
         rows = state.allocated_tokens
-        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for holder, home, name in _growing(state, self.home):
-            each = next(each for each in holder.shape.growing() if each.name == name)
-            old, kept = getattr(home, name), each.rows(0, rows)
-            pairs.append((self._host.allocate(each.size(kept.stop), each.dtype), old[..., kept, :]))
-            setattr(holder, name, pairs[-1][0])
-        for part, its_home, name in _fixed(state, self.home):
-            old = getattr(its_home, name)
-            pairs.append((self._host.allocate(tuple(old.shape), old.dtype), old))
-            setattr(part, name, pairs[-1][0])
+        growing, fixed = _growing(state, self.home), _fixed(state, self.home)
+        shapes = [each for holder in state.attention.values() for each in holder.shape.growing()]
+        kept = [each.rows(0, rows).stop for each in shapes]
+        old = [buffer[..., :count, :] for buffer, count in zip(_rows(self.home), kept, strict=True)]
+        new = self._host.allocate_all([(each.size(n), each.dtype) for each, n in zip(shapes, kept, strict=True)])
+        here = [getattr(home, name) for _, home, name in fixed]
+        new += self._host.allocate_all([(tuple(tensor.shape), tensor.dtype) for tensor in here])
+        pairs = list(zip(new, old + here, strict=True))
+        for (holder, _, name), tensor in zip((*growing, *fixed), new, strict=True):
+            setattr(holder, name, tensor)
         state.arrival, state.home = self._host.out(pairs), None
         state.arrival.before_compute()
         for holder in self.home.attention.values():
@@ -100,6 +101,15 @@ class Seat:
                 getattr(holder, each.name)[..., each.rows(0, kept_tokens).stop :, :].zero_()
         for tensor in self.home.fixed():
             tensor.zero_()
+
+
+def _together(home: SequenceState, device: torch.device | str) -> None:
+    """Its tensors of fixed size, zero, in one memory, so that all of them are one copy."""
+    places = _fixed(home, home)
+    specs = [(tuple(tensor.shape), tensor.dtype) for tensor in (getattr(each, name) for each, _, name in places)]
+    memory = torch.zeros(room_bytes(specs), dtype=torch.uint8, device=device)
+    for (holder, _, name), tensor in zip(places, cut(memory, specs), strict=True):
+        setattr(holder, name, tensor)
 
 
 def _in_slabs(home: SequenceState, rows: int, device: torch.device | str) -> None:
