@@ -2,11 +2,11 @@
 // Not here: arithmetic (scalar.cpp, avx2.cpp, avx512*.cpp), threads (pool.cpp), combine and read (rows.cpp).
 //
 // Units of expert_run, in two stages: gate-up units of every job, then down units of every job. A down unit waits for
-// its job's gate-up units, which were all taken before, so waiting always ends and no barrier is needed between the two.
+// its job's gate-up units, which were all taken before, so waiting always ends and no barrier is needed between both.
 //
-// Intermediate elements are quantised by blocks of kGateRows. Gate-up units are blocks, where there are many. Where jobs
-// are few, the rows of all jobs, end to end, are cut into kPieces equal units a thread: then whoever does the last rows
-// of a block quantises it. Down's rows are cut likewise.
+// Intermediate elements are quantised by blocks of kGateRows. Gate-up units are blocks, where there are many. Where
+// jobs are few, the rows of all jobs, end to end, are cut into kPieces equal units a thread: then whoever does the last
+// rows of a block quantises it. Down's rows are cut likewise.
 #include <algorithm>
 #include <new>
 #include <system_error>

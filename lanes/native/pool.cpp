@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <climits>
 
@@ -112,11 +113,9 @@ void Pool::rouse() {
 void Pool::work(uint32_t me) {
   uint32_t first = 0;
   for (int stage = 0; stage < 2; first += counts_[stage++]) {
-    for (uint32_t k = 0; k < threads_; ++k) {
-      const uint32_t whose = (me + k) % threads_;
-      const uint64_t count = counts_[stage];
-      const auto begin = static_cast<uint32_t>(count * whose / threads_);
-      const auto size = static_cast<uint32_t>(count * (whose + 1) / threads_) - begin;
+    const uint32_t each = counts_[stage] / threads_, longer = counts_[stage] % threads_;  // the first ones have one more
+    for (uint32_t k = 0, whose = me; k < threads_; ++k, whose = whose + 1 < threads_ ? whose + 1 : 0) {
+      const uint32_t begin = whose * each + std::min(whose, longer), size = each + (whose < longer);
       std::atomic<uint32_t>& taken = seats_[whose].taken[stage];
       while (taken.load(std::memory_order_relaxed) < size) {
         const uint32_t i = taken.fetch_add(1, std::memory_order_relaxed);
