@@ -113,7 +113,7 @@ void Pool::rouse() {
 void Pool::work(uint32_t me) {
   uint32_t first = 0;
   for (int stage = 0; stage < 2; first += counts_[stage++]) {
-    const uint32_t each = counts_[stage] / threads_, longer = counts_[stage] % threads_;  // the first ones have one more
+    const uint32_t each = counts_[stage] / threads_, longer = counts_[stage] % threads_;  // that many have one more
     for (uint32_t k = 0, whose = me; k < threads_; ++k, whose = whose + 1 < threads_ ? whose + 1 : 0) {
       const uint32_t begin = whose * each + std::min(whose, longer), size = each + (whose < longer);
       std::atomic<uint32_t>& taken = seats_[whose].taken[stage];
