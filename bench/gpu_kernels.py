@@ -163,7 +163,11 @@ def whole_layer(cases: dict[str, Case]) -> list[Case]:
     """A DeltaNet layer with resident experts, every launch of it in order: each one begun early, and plainly."""
     mixing = ["stream: enter", "stream: lower", "stream: lift"]
     block = ["products: into a DeltaNet", "deltanet: all three", "products: out of a DeltaNet"]
-    moe = ["shared: enter", "route", "experts: quantise", "experts: gate_up, down", "shared: leave"]
+    leave = "shared: leave"
+    if "mixing: lower, lift" in cases:  # few rows
+        mixing, leave = ["mixing: lower, lift"], "shared: leave into the streams"
+        block = ["products: into a DeltaNet", "deltanet: in one", "products: into the streams"]
+    moe = ["shared: enter", "route", "experts: quantise", "experts: gate_up, down", leave]
     names = (*mixing, *block, *mixing, *moe)
     if not cases.keys() >= set(names):
         return []  # what could not be made was reported

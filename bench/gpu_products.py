@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.gpu_cases import EPS, Case, Sizes
-from lanes.kernels import combine, products, shared, stream
+from lanes.kernels import combine, mixing, products, shared, stream
 from lanes.models.ops import product, rms
 
 
@@ -80,6 +80,22 @@ def stream_products(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
     yield Case("stream: the same with cuBLAS", 13, moved, apart)
     yield Case("stream: lower", 1, 2 * down[0].numel(), lower)
     yield Case("stream: lift", 1, 2 * up[0].numel(), lift)
+    if rows > products.FEW_ROWS:
+        return
+    low, scale = torch.empty(rows, s, low_rank + s, device=device), torch.empty(rows, s, device=device)
+
+    def two(i: int) -> None:
+        mixing.lower(x, norm, down[i], low, scale, EPS)
+        mixing.lift(low, up[i], x, scale, norm, injected, u, u_rounded)
+
+    def check_two() -> None:
+        two(0)
+        n = rms(x, EPS) * norm
+        low = _exact(n.flatten(1), down[0]) / s
+        _close(injected, 2 * low[:, low_rank:].sigmoid())
+        _close(u, (_exact(F.silu(low[:, :low_rank]), up[0]).sigmoid().view_as(n) * n).mean(1))
+
+    yield Case("mixing: lower, lift", 2, moved, two, check_two)
 
 
 def projection_products(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
@@ -115,6 +131,18 @@ def projection_products(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
     yield Case("products: into a DeltaNet", 1, inward_bytes, into, check)
     yield Case("products: into a DeltaNet, cuBLAS", 3, inward_bytes, into_cublas)
     yield Case("products: out of a DeltaNet", 1, 2 * outward[0].numel(), back)
+    if rows <= products.FEW_ROWS:
+        injection, streams = torch.rand(rows, 4, device=device), torch.zeros(rows, 4, h, device=device)
+
+        def into_streams(i: int) -> None:
+            products.product_into(heads, outward[i], injection, streams)
+
+        def check_streams() -> None:
+            streams.zero_()
+            into_streams(0)
+            _close(streams, injection[:, :, None] * _exact(heads, outward[0])[:, None, :])
+
+        yield Case("products: into the streams", 1, 2 * outward[0].numel(), into_streams, check_streams)
     yield Case(
         "products: out of a DeltaNet, cuBLAS", 2, 2 * outward[0].numel(), lambda i: product(heads, outward[i])
     )  # fmt: skip
@@ -163,3 +191,9 @@ def shared_products(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
     yield Case("shared: the same with cuBLAS", 11, enter_bytes + leave_bytes, apart)
     yield Case("shared: enter", 1, enter_bytes, enter)
     yield Case("shared: leave", 1, leave_bytes, leave)
+    if rows <= products.FEW_ROWS:
+        injection, streams = torch.rand(rows, 4, device=device), torch.zeros(rows, 4, h, device=device)
+        yield Case(
+            "shared: leave into the streams", 1, leave_bytes,
+            lambda i: shared.leave(between, down[i], logits[:, -1], weights, y, y, slots, streams, injection),
+        )  # fmt: skip

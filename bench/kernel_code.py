@@ -37,6 +37,7 @@ from lanes.kernels import (
     attention,
     combine,
     delta_chunks,
+    delta_step,
     deltanet,
     doorbell,
     experts,
@@ -44,6 +45,7 @@ from lanes.kernels import (
     grouped,
     index,
     jobs,
+    mixing,
     places,
     post,
     products,
@@ -136,22 +138,20 @@ def launch_experts(format: str, rows: int) -> None:
     work = experts.Jobs(torch.empty(pairs, dtype=torch.int32), torch.empty((pairs, rows), dtype=torch.int32))
     addresses = torch.empty(EXPERTS, dtype=torch.int64)
     experts.quantise_rows(x, quantised, layout.format.group)
-    experts.gate_up(layout, addresses, work, quantised, h)
-    experts.down(layout, addresses, work, h, y)
+    word = doorbell.Word(torch.empty(1, dtype=torch.int64), 1)
+    experts.gate_up(layout, addresses, work, quantised, h, word)
+    experts.down(layout, addresses, work, h, y, word)
     routed = route.Routed(
         torch.empty((rows, CHOSEN), dtype=torch.int32), torch.empty(rows, CHOSEN), work,
         torch.empty(pairs, dtype=torch.int32),
     )  # fmt: skip
     counts = torch.empty(EXPERTS, dtype=torch.int32)
-    route.route(torch.empty(rows, EXPERTS + 1), counts.to(torch.int8), counts, counts, routed, normalise=True)
+    route.route(torch.empty(rows, EXPERTS + 1), counts.to(torch.int8), counts, routed, normalise=True)
     slots = torch.empty(pairs, dtype=torch.int32)
     combine.combine(torch.empty(rows, CHOSEN), y, y, slots, x)
     jobs.jobs(routed.ids, counts.to(torch.int8), counts, work, slots)
-    word = torch.empty(1, dtype=torch.int64)
     inputs = post.Inputs(counts, counts, torch.empty(rows, HIDDEN))
     post.post(x, routed.ids, quantised, layout.format.group, counts, 0, inputs)
-    doorbell.ring(word, 1)
-    doorbell.wait(word, 1)
 
 
 def launch_grouped(format: str, rows: int) -> None:
@@ -187,6 +187,13 @@ def launch_dense(rows: int) -> None:
         pending, replay,
     )  # fmt: skip
     deltanet.rule(shape, torch.empty(values, 128, 128), accepted, replay, pending, out)
+    if rows <= products.FEW_ROWS:
+        delta_step.step(
+            shape, torch.empty(rows, channels + values * 128), torch.empty(rows, 2 * values), torch.empty(4, channels),
+            torch.empty(values), torch.empty(values), torch.empty(128), 1e-6, torch.empty(3, channels), accepted,
+            torch.empty(4, channels), pending, torch.empty(values, 128, 128), torch.empty(16, dtype=torch.int32),
+            torch.empty(rows, values * 128).bfloat16(), silu=True,
+        )  # fmt: skip
     wide = torch.empty(rows, values * 128)
     deltanet.finish(out, wide, torch.empty(128), wide.bfloat16(), 1e-6, silu=True)
     streams, u = torch.empty(rows, 4, HIDDEN), torch.empty(rows, HIDDEN)
@@ -215,7 +222,21 @@ def launch_fused(rows: int) -> None:
     router = matrix(EXPERTS + 1, HIDDEN, torch.float32)
     shared.enter(u, router, logits, u.bfloat16(), matrix(2 * INNER, HIDDEN), h)
     y, slots = torch.empty(rows * CHOSEN, HIDDEN), torch.empty(rows * CHOSEN, dtype=torch.int32)
-    shared.leave(h, matrix(HIDDEN, INNER), logits[:, -1], torch.empty(rows, CHOSEN), y, y, slots, u)
+    leave = (h, matrix(HIDDEN, INNER), logits[:, -1], torch.empty(rows, CHOSEN), y, y, slots)
+    if rows > products.FEW_ROWS:
+        shared.leave(*leave, u)
+        return
+    shared.leave(*leave, streams, injection)
+    products.product_into(heads_out, matrix(HIDDEN, 6144), injection, streams)
+
+
+def launch_mixing(rows: int) -> None:
+    """A hyper-connection of few rows, at the true sizes."""
+    x, u, norm = torch.empty(rows, 4, HIDDEN), torch.empty(rows, HIDDEN), torch.empty(4, HIDDEN)
+    low, scale = torch.empty(rows, 4, 324), torch.empty(rows, 4)
+    mixing.lower(x, norm, torch.empty((324, 4 * HIDDEN), dtype=torch.bfloat16), low, scale, 1e-6)
+    up = torch.empty((4 * HIDDEN, 320), dtype=torch.bfloat16)
+    mixing.lift(low, up, x, scale, norm, scale, u, u.bfloat16())
 
 
 def launch_attention(rows: int) -> None:
@@ -292,6 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for rows in windows:
         tasks += [(f"{launch.__name__.removeprefix('launch_')}, {rows} rows", launch, (rows,))
                   for launch in (launch_dense, launch_fused, launch_attention)]  # fmt: skip
+        tasks += [(f"mixing, {rows} rows", launch_mixing, (rows,))] if rows <= products.FEW_ROWS else []
     if options.processes > 1:
         with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
             found = [pool.submit(compiled_by, launch, given) for _, launch, given in tasks]

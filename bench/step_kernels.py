@@ -1,7 +1,7 @@
 """How long the GPU is in which kernel of a decode step, replayed graphs included, as torch's profiler tells it.
 
-    experts     jobs, quantising, gate-up, down and combine: resident experts and those read over the link, together
-    handshake   ringing, and waiting until the CPU's share is done
+    experts     jobs, quantising, gate-up, down and combine: resident experts and those read over the link, together,
+                and, inside down, waiting until the CPU's share is done
     attention   index, choice and attention itself, without their projections
     rest        everything else: projections, mixers, DeltaNet, router, head
 
@@ -15,13 +15,12 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from lanes.kernels import attention, combine, doorbell, experts, index, jobs, post
+from lanes.kernels import attention, combine, experts, index, jobs, post
 
 SHOWN = 40  # kernels by name
 
 _MODULES = {
     "experts": (jobs, post, experts, combine),
-    "handshake": (doorbell,),
     "attention": (attention, index),
 }
 

@@ -1,33 +1,33 @@
-"""The GPU's side of the CPU share's handshake as kernels: ring the doorbell, wait for the done word.
+"""The GPU's side of the CPU share's handshake inside other launches: ring the doorbell, wait for the done word.
 
-Both words are in mapped host memory and drawn in lanes/native/share.h. The wait ends when the word reaches its number,
-which the host also makes it do after an error, so it never hangs. A waiting kernel holds one warp's slot; in return it
-begins early (lanes.kernels.early), which a stream's own write and wait of words cannot, and lets the next one do so.
+Both words are in mapped host memory and drawn in lanes/native/share.h. One program of a launch that has work of its own
+does either, so that no launch waits for the link: the doorbell rings while the experts' gate-up begins, and the answer
+is awaited while their down runs. The wait ends when the word reaches its number, which the host also makes it do after
+an error, so it never hangs; a waiting program holds one slot of a multiprocessor.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from lanes.kernels import early
 from lanes.kernels.arithmetic import INTERPRETED
 
 
-def ring(word: torch.Tensor, number: int) -> None:
-    """word int64 [1] becomes `number`; the host that sees it sees everything that earlier launches wrote."""
-    _ring[(1,)](word, number, num_warps=1, **early.options())
+@dataclass(frozen=True, slots=True)
+class Word:
+    """int64 [1] in mapped host memory, and the number that it shall become or is awaited to reach."""
+
+    at: torch.Tensor
+    number: int
 
 
-def wait(word: torch.Tensor, number: int) -> None:
-    """Later launches run when word int64 [1] is at least `number`."""
-    _wait[(1,)](word, number, num_warps=1, **early.options())
-
-
-@triton.jit(do_not_specialize=["number"])
-def _ring(word, number, EARLY: tl.constexpr):
-    early.behind(EARLY)
+@triton.jit
+def ring(word, number):
+    """The word becomes `number`; the host that sees it sees everything that earlier launches wrote."""
     if INTERPRETED:
         tl.store(word, number)
     else:
@@ -39,9 +39,9 @@ def _ring(word, number, EARLY: tl.constexpr):
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["number"])
-def _wait(word, number, EARLY: tl.constexpr):
-    early.behind(EARLY)
+@triton.jit
+def wait(word, number):
+    """Returns when the word is at least `number`."""
     seen = tl.load(word, volatile=True)
     while seen < number:
         seen = tl.load(word, volatile=True)

@@ -4,6 +4,10 @@ A kernel says `behind` once, in every program, before it touches what the launch
 all earlier launches have ended, and the next one may begin. What it loads before that, weights that nobody changes,
 comes while the launch in front still runs.
 
+Where what follows reads before its own `behind` only what no launch of a window writes, a kernel says `open_next` at
+its start: the next one may then begin before this one's turn has come. That is so in front of products and of lower and
+lift, whose weights come meanwhile (measured: elsewhere it costs time). `ahead` sends for a product's rows at once.
+
 It pays: 14 % of a layer's time with one row on an H200 (bench.gpu_kernels measures both ways). Invariants: nothing is
 written before `behind`; a kernel launched with these options says it in every program, so that waiting for the launch
 in front is waiting for all.
@@ -32,6 +36,29 @@ def options() -> dict[str, Any]:
     """Arguments of a launch whose kernel says `behind(EARLY)`."""
     early = ENABLED and not triton.knobs.runtime.interpret and _able()
     return {"EARLY": early, "launch_pdl": early}
+
+
+@triton.jit
+def open_next(EARLY: tl.constexpr):
+    """The next launch may begin: before its own `behind` it reads nothing that a launch of the window writes."""
+    if EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def ahead(matrix, n, ROWS: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr):
+    """Rows n of a matrix [ROWS, D] begin to come to the L2 cache, on the devices of `options`."""
+    BYTES: tl.constexpr = D * (matrix.dtype.element_ty.primitive_bitwidth // 8)
+    if EARLY and BYTES % 16 == 0:
+        N: tl.constexpr = n.shape[0]
+        at = (matrix.to(tl.int64) + n.to(tl.int64) * BYTES) & -16
+        size = tl.where(n < ROWS, BYTES, 0)
+        # A thread a row: what is smaller than a program lies in its first threads, and once more in others.
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.lt.u32 p, t, $3; setp.ne.and.u32 p, $2, 0, p;"
+            " @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+            "=r,l,r,r", [at, size, tl.full((N,), N, tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from lanes.kernels import early
+from lanes.kernels import doorbell, early
 from lanes.kernels.arithmetic import CHAINS, dot4_signed, dot4_unsigned, fma, gate, group_scale, quantised, tree
 from shared_experts.layout import PART_ALIGNMENT_BYTES, RecordLayout
 
@@ -61,29 +61,43 @@ def quantise_rows(x: torch.Tensor, rows: QuantisedRows, group: int) -> None:
     )  # fmt: skip
 
 
-def gate_up(layout: RecordLayout, addresses: torch.Tensor, jobs: Jobs, x: QuantisedRows, h: torch.Tensor) -> None:
-    """h[p] = gate(gate dots, up dots) of every pair of the jobs; addresses int64 [E] of one layer, h fp32 [P, I]."""
+def gate_up(
+    layout: RecordLayout, addresses: torch.Tensor, jobs: Jobs, x: QuantisedRows, h: torch.Tensor,
+    bell: doorbell.Word | None = None,
+) -> None:  # fmt: skip
+    """h[p] = gate(gate dots, up dots) of every pair of the jobs; addresses int64 [E] of one layer, h fp32 [P, I].
+
+    Meanwhile one program rings the bell.
+    """
     rows, chosen = _sizes(layout, jobs)
     tile, warps = GATE_TILES[rows > 1]
     assert layout.intermediate % tile == 0, "groups are multiples of 32"
-    grid = (layout.intermediate // tile, jobs.expert.shape[0])
+    grid = (layout.intermediate // tile, jobs.expert.shape[0] + (bell is not None))
+    word, number = (addresses, 0) if bell is None else (bell.at, bell.number)
     _gate_up[grid](
-        addresses, jobs.expert, jobs.pairs, x.q, x.scale, x.correction, h,
+        addresses, jobs.expert, jobs.pairs, x.q, x.scale, x.correction, h, word, number, RINGS=bell is not None,
         CODES=layout.gate_up_codes, SCALES=layout.gate_up_scales, H=layout.hidden, I=layout.intermediate,
         G=layout.format.group, BITS=layout.format.bits, K=chosen, R=rows, M=triton.next_power_of_2(rows),
         TILE=tile, num_warps=warps, enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
 
 
-def down(layout: RecordLayout, addresses: torch.Tensor, jobs: Jobs, h: torch.Tensor, y: torch.Tensor) -> None:
-    """y[p] = down dots of h[p], quantised here, of every pair of the jobs; y fp32 [P, H]."""
+def down(
+    layout: RecordLayout, addresses: torch.Tensor, jobs: Jobs, h: torch.Tensor, y: torch.Tensor,
+    answer: doorbell.Word | None = None,
+) -> None:  # fmt: skip
+    """y[p] = down dots of h[p], quantised here, of every pair of the jobs; y fp32 [P, H].
+
+    One program awaits the answer, and so does the launch.
+    """
     rows, _ = _sizes(layout, jobs)
     tile, warps = DOWN_TILES[rows > 1]
     if layout.hidden % tile:  # sizes are multiples of 32
         tile = 32
-    grid = (layout.hidden // tile, jobs.expert.shape[0])
+    grid = (layout.hidden // tile, jobs.expert.shape[0] + (answer is not None))
+    word, number = (addresses, 0) if answer is None else (answer.at, answer.number)
     _down[grid](
-        addresses, jobs.expert, jobs.pairs, h, y,
+        addresses, jobs.expert, jobs.pairs, h, y, word, number, WAITS=answer is not None,
         CODES=layout.down_codes, SCALES=layout.down_scales, H=layout.hidden, I=layout.intermediate,
         G=layout.format.group, BITS=layout.format.bits, R=rows, M=triton.next_power_of_2(rows), TILE=tile,
         num_warps=warps, enable_fp_fusion=False, **early.options(),
@@ -273,9 +287,8 @@ def _down_rows(
 
 
 @triton.jit
-def _job(addresses, experts, pairs, CODES: tl.constexpr, SCALES: tl.constexpr, R: tl.constexpr, M: tl.constexpr):
-    """(any work, codes, scales, pair [M], rows that have one) of this program's job."""
-    job = tl.program_id(1)
+def _job(addresses, experts, pairs, job, CODES: tl.constexpr, SCALES: tl.constexpr, R: tl.constexpr, M: tl.constexpr):
+    """(any work, codes, scales, pair [M], rows that have one) of a job."""
     expert = tl.load(experts + job)
     base = tl.load(addresses + tl.maximum(expert, 0))
     # The compiler does not see alignment through the cast; without it, loads are of four bytes.
@@ -286,42 +299,54 @@ def _job(addresses, experts, pairs, CODES: tl.constexpr, SCALES: tl.constexpr, R
     return expert >= 0, codes, scales, pair, tl.sum((pair >= 0).to(tl.int32), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"])
 def _gate_up(
-    addresses, experts, pairs, q, scale, correction, h, CODES: tl.constexpr, SCALES: tl.constexpr, H: tl.constexpr,
-    I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, K: tl.constexpr, R: tl.constexpr, M: tl.constexpr,
-    TILE: tl.constexpr, EARLY: tl.constexpr,
+    addresses, experts, pairs, q, scale, correction, h, word, number, RINGS: tl.constexpr, CODES: tl.constexpr,
+    SCALES: tl.constexpr, H: tl.constexpr, I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, K: tl.constexpr,
+    R: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     early.behind(EARLY)
-    work, codes, scales, pair, count = _job(addresses, experts, pairs, CODES, SCALES, R, M)
-    r = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    if work:
-        if M == 1:
-            _gate_up_rows(codes, scales, r, pair, q, scale, correction, h, H, I, G, BITS, K)
-        else:
-            # Most experts of a short window have one row: they pay for one.
-            if count == 1:
-                one = tl.max(pair, axis=0) + tl.arange(0, 1)
-                _gate_up_rows(codes, scales, r, one, q, scale, correction, h, H, I, G, BITS, K)
-            else:
+    job = tl.program_id(1) - RINGS
+    if job >= 0:
+        work, codes, scales, pair, count = _job(addresses, experts, pairs, job, CODES, SCALES, R, M)
+        r = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        if work:
+            if M == 1:
                 _gate_up_rows(codes, scales, r, pair, q, scale, correction, h, H, I, G, BITS, K)
+            else:
+                # Most experts of a short window have one row: they pay for one.
+                if count == 1:
+                    one = tl.max(pair, axis=0) + tl.arange(0, 1)
+                    _gate_up_rows(codes, scales, r, one, q, scale, correction, h, H, I, G, BITS, K)
+                else:
+                    _gate_up_rows(codes, scales, r, pair, q, scale, correction, h, H, I, G, BITS, K)
+    else:
+        if tl.program_id(0) == 0:
+            doorbell.ring(word, number)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"])
 def _down(
-    addresses, experts, pairs, h, y, CODES: tl.constexpr, SCALES: tl.constexpr, H: tl.constexpr, I: tl.constexpr,
-    G: tl.constexpr, BITS: tl.constexpr, R: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
+    addresses, experts, pairs, h, y, word, number, WAITS: tl.constexpr, CODES: tl.constexpr, SCALES: tl.constexpr,
+    H: tl.constexpr, I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, R: tl.constexpr, M: tl.constexpr,
+    TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     # Only h is of the launch in front.
-    work, codes, scales, pair, count = _job(addresses, experts, pairs, CODES, SCALES, R, M)
-    r = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    if work:
-        if M == 1:
-            _down_rows(codes, scales, r, pair, h, y, H, I, G, BITS, EARLY)
-        else:
-            if count == 1:
-                _down_rows(codes, scales, r, tl.max(pair, axis=0) + tl.arange(0, 1), h, y, H, I, G, BITS, EARLY)
-            else:
+    job = tl.program_id(1) - WAITS
+    if job >= 0:
+        work, codes, scales, pair, count = _job(addresses, experts, pairs, job, CODES, SCALES, R, M)
+        r = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        if work:
+            if M == 1:
                 _down_rows(codes, scales, r, pair, h, y, H, I, G, BITS, EARLY)
+            else:
+                if count == 1:
+                    _down_rows(codes, scales, r, tl.max(pair, axis=0) + tl.arange(0, 1), h, y, H, I, G, BITS, EARLY)
+                else:
+                    _down_rows(codes, scales, r, pair, h, y, H, I, G, BITS, EARLY)
+        else:
+            early.behind(EARLY)
     else:
         early.behind(EARLY)
+        if tl.program_id(0) == 0:
+            doorbell.wait(word, number)

@@ -38,59 +38,48 @@ def jobs(
 def _jobs(
     ids, resident, cpu_of_misses, job_expert, job_pairs, slots, R: tl.constexpr, K: tl.constexpr, PP: tl.constexpr,
 ):  # fmt: skip
-    """Every pair against every other: a window has few pairs and many experts."""
-    P: tl.constexpr = R * K
+    counts = all_counts(cpu_of_misses, R, K)
     p = tl.arange(0, PP)
-    id = tl.load(ids + p, mask=p < P, other=-1)  # the pairs behind the last one are before all others
-    missing = tl.load(resident + id, mask=p < P, other=1) == 0
+    known = p < R * K
+    id = tl.load(ids + p, mask=known, other=-1)
+    missing = tl.load(resident + id, mask=known, other=1) == 0
+    assign(id, missing, p, known, counts, job_expert, job_pairs, slots, R, K)
+
+
+@triton.jit
+def all_counts(cpu_of_misses, R: tl.constexpr, K: tl.constexpr):
+    """The whole table, so that nothing waits for a number to look up."""
+    TABLE: tl.constexpr = 64 if R * K < 64 else 1024
+    i = tl.arange(0, TABLE)
+    return tl.load(cpu_of_misses + i, mask=i <= R * K, other=0)
+
+
+@triton.jit
+def assign(id, missing, pair, known, counts, job_expert, job_pairs, slots, R: tl.constexpr, K: tl.constexpr):
+    """Of places [PP] in any order that hold a pair each where `known`: its expert (-1 where not), whether that is not
+    resident, its number. Every place against every other: a window has few pairs and many experts."""
+    PP: tl.constexpr = id.shape[0]
     lower = id[None, :] < id[:, None]  # [p, q]: q's expert is lower than p's
     same = id[None, :] == id[:, None]
-    earlier = p[None, :] < p[:, None]
-    first = (tl.max((same & earlier).to(tl.int32), axis=1) == 0) & (p < P)
+    earlier = pair[None, :] < pair[:, None]
+    first = (tl.max((same & earlier & known[None, :]).to(tl.int32), axis=1) == 0) & known
 
     # Of distinct missing experts: how many there are, and how many are lower than each.
     missed = (first & missing).to(tl.int32)
     rank = tl.sum(lower.to(tl.int32) * missed[None, :], axis=1)
-    on_cpu = missing & (rank < tl.load(cpu_of_misses + tl.sum(missed, axis=0)))
-    ours = (p < P) & (on_cpu == 0)
+    share = tl.sum(tl.where(tl.arange(0, counts.shape[0]) == tl.sum(missed, axis=0), counts, 0), axis=0)
+    on_cpu = missing & (rank < share)
+    ours = known & (on_cpu == 0)
     first_ours = (first & ours).to(tl.int32)
     job = tl.where(ours, tl.sum(lower.to(tl.int32) * first_ours[None, :], axis=1), -1)
 
     j = tl.arange(0, PP)
-    mine = job[None, :] == j[:, None]  # [job, pair]
-    tl.store(job_expert + j, tl.max(tl.where(mine, id[None, :], -1), axis=1), mask=j < P)
+    mine = job[None, :] == j[:, None]  # [job, place]
+    tl.store(job_expert + j, tl.max(tl.where(mine, id[None, :], -1), axis=1), mask=j < R * K)
     for r in tl.static_range(R):
-        of_row = mine & ((p >= r * K) & (p < r * K + K))[None, :]
-        tl.store(job_pairs + j * R + r, tl.max(tl.where(of_row, p[None, :], -1), axis=1), mask=j < P)
+        of_row = mine & ((pair >= r * K) & (pair < r * K + K))[None, :]
+        tl.store(job_pairs + j * R + r, tl.max(tl.where(of_row, pair[None, :], -1), axis=1), mask=j < R * K)
 
     # The CPU's rows lie by (expert, row).
-    before = (lower | (same & earlier)).to(tl.int32) * on_cpu.to(tl.int32)[None, :]
-    tl.store(slots + p, tl.where(on_cpu, tl.sum(before, axis=1), -1), mask=p < P)
-
-
-@triton.jit
-def assign(
-    chosen, pair, resident, cpu_of_misses, job_expert, job_pairs, slots, R: tl.constexpr, RP: tl.constexpr,
-    K: tl.constexpr, EP: tl.constexpr, JP: tl.constexpr,
-):  # fmt: skip
-    """chosen [RP, EP], whether a row takes an expert; pair [RP, EP], its number where it does."""
-    r = tl.arange(0, RP)
-    e = tl.arange(0, EP)
-    count = tl.sum(chosen.to(tl.int32), axis=0)  # [EP] rows of each expert
-    wanted = count > 0
-    misses = wanted & (tl.load(resident + e, mask=wanted, other=1) == 0)
-    missing = misses.to(tl.int32)
-    on_cpu = misses & (tl.cumsum(missing, axis=0) <= tl.load(cpu_of_misses + tl.sum(missing, axis=0)))
-    ours = wanted & (on_cpu == 0)
-    job = tl.cumsum(ours.to(tl.int32), axis=0) - 1
-    tl.store(job_expert + job, e, mask=ours)
-    at = job_pairs + job[None, :] * R + r[:, None]
-    tl.store(at, tl.where(chosen, pair, -1), mask=ours[None, :] & (r < R)[:, None])
-    unused = tl.arange(0, JP)
-    tl.store(job_expert + unused, -1, mask=(unused >= tl.sum(ours.to(tl.int32), axis=0)) & (unused < R * K))
-
-    # The CPU's rows lie by (expert, row): the rows of lower experts come before, then the lower rows of this one.
-    cpu_rows = tl.where(on_cpu, count, 0)
-    before = tl.cumsum(cpu_rows, axis=0) - cpu_rows
-    slot = before[None, :] + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
-    tl.store(slots + pair, tl.where(on_cpu[None, :], slot, -1), mask=chosen)
+    before = (lower | (same & earlier)).to(tl.int32) * (on_cpu & known).to(tl.int32)[None, :]
+    tl.store(slots + pair, tl.where(on_cpu, tl.sum(before, axis=1), -1), mask=known)

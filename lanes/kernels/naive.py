@@ -49,10 +49,9 @@ def combine(weights: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def route(
-    logits: torch.Tensor, resident: torch.Tensor, cpu_of_misses: torch.Tensor, uses: torch.Tensor, chosen: int,
-    *, normalise: bool,
+    logits: torch.Tensor, resident: torch.Tensor, cpu_of_misses: torch.Tensor, chosen: int, *, normalise: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(ids, weights, job experts, job pairs, slots) as lanes.kernels.route fills them; `uses` is changed in place."""
+    """(ids, weights, job experts, job pairs, slots) as lanes.kernels.route fills them."""
     rows = len(logits)
     ids, weights = moe.route(logits[:, : len(resident)], chosen, normalise)
     flat = ids.reshape(-1).tolist()
@@ -64,8 +63,6 @@ def route(
         expert[job] = id
         for pair in (p for p, e in enumerate(flat) if e == id):
             pairs[job, pair // chosen] = pair
-    for id in flat:
-        uses[id] += 1
     return ids, weights, expert, pairs, torch.from_numpy(part.slots)
 
 

@@ -5,8 +5,11 @@ was read. The input is rounded to the matrix's type, as lanes.models.ops.product
 windows of more rows, and where nothing is fused, cuBLAS does the same. An input that has the matrix's type already
 costs least: an element is then loaded by the thread that multiplies it.
 
-`dots` and `tile` are for kernels with something to add to a product (stream, shared). Letters: R rows (1..4), M the
-power of two over R, N rows of the matrix in one program, D columns, STEP columns at a time.
+`dots` and `tile` are for kernels with something to add to a product (stream, shared); `begin`, `rest` and `deep` are
+the same for matrices of which all programs fit at once, where few rows leave registers for more loads.
+
+Letters: R rows (1..4), M the power of two over R, N rows of the matrix in one program, D columns, STEP columns at a
+time, SIDE rows that threads take side by side in a step.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from lanes.kernels import early
 from lanes.kernels.arithmetic import INTERPRETED
 
 MOST_ROWS = 4
+FEW_ROWS = 2  # up to here our products are faster than the library's, and launches do more at once (bench.gpu_kernels)
 PROGRAMS = 160  # at least, where the matrix has as many rows: a few more than there are multiprocessors
 _MOST_SUMS = 128  # of one thread, in registers
 _MOST_INTERPRETED = 64
@@ -34,6 +38,7 @@ class Tile:
     step: int
     padded: int  # M
     warps: int
+    side: int = 1  # rows that threads take side by side
 
 
 def tile(matrix: torch.Tensor, rows: int, *, outputs: int | None = None, warps: int | None = None) -> Tile:
@@ -53,12 +58,31 @@ def tile(matrix: torch.Tensor, rows: int, *, outputs: int | None = None, warps: 
     return Tile(min(most, 1 << (wanted.bit_length() - 1)), warps * 32 * vector, padded, warps)
 
 
+def deep(matrix: torch.Tensor, rows: int, *, outputs: int | None = None) -> Tile:
+    """For `begin` and `rest`, of few rows: steps that divide the columns where they can, rows side by side in them."""
+    t = tile(matrix, rows, outputs=outputs)
+    columns, step = matrix.shape[1], t.step
+    while columns % step and step * t.rows > t.step and step > 8 * 16 // matrix.element_size():
+        step //= 2
+    side = t.step // step
+    return t if columns % step else Tile(max(t.rows, side), step, t.padded, t.warps, side)
+
+
 def product(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
     """out fp32 [R, N'] = x [R, D] times matrix [N', D] transposed; rows of x and out any distance apart."""
     t = tile(matrix, x.shape[0])
     _product[(triton.cdiv(matrix.shape[0], t.rows),)](
         x, x.stride(0), matrix, out, out.stride(0), R=x.shape[0], M=t.padded, ROWS=matrix.shape[0], N=t.rows,
         D=matrix.shape[1], STEP=t.step, num_warps=t.warps, **early.options(),
+    )  # fmt: skip
+
+
+def product_into(x: torch.Tensor, matrix: torch.Tensor, injection: torch.Tensor, streams: torch.Tensor) -> None:
+    """streams fp32 [R, S, N'] += injection fp32 [R, S] times the product of x [R, D] and matrix [N', D] transposed."""
+    t = deep(matrix, x.shape[0])
+    _product_into[(triton.cdiv(matrix.shape[0], t.rows),)](
+        x, x.stride(0), matrix, injection, streams, R=x.shape[0], M=t.padded, ROWS=matrix.shape[0], N=t.rows,
+        D=matrix.shape[1], STEP=t.step, SIDE=t.side, S=streams.shape[1], num_warps=t.warps, **early.options(),
     )  # fmt: skip
 
 
@@ -86,6 +110,18 @@ def _product(
 
 
 @triton.jit
+def _product_into(
+    x, x_row, matrix, injection, streams, R: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr,
+    D: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr, S: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    early.open_next(EARLY)
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    w, following = begin(matrix, n, ROWS, D, STEP, SIDE)
+    early.behind(EARLY)
+    inject(streams, injection, n, rest(x, x_row, matrix, n, w, following, ROWS, R, M, D, STEP, SIDE), ROWS, S, R, M)
+
+
+@triton.jit
 def _two_products(
     x, x_row, matrix, out, out_row, other_x, other_x_row, other, other_out, other_row, R: tl.constexpr, M: tl.constexpr,
     ROWS: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, OTHER: tl.constexpr, ON: tl.constexpr,
@@ -99,6 +135,17 @@ def _two_products(
     else:
         n = (program - OTHERS) * N + tl.arange(0, N)
         write(out, out_row, n, dots(x, x_row, matrix, n, ROWS, R, M, D, STEP, EARLY), ROWS, R, M)
+
+
+@triton.jit
+def inject(x, injection, n, values, H: tl.constexpr, S: tl.constexpr, R: tl.constexpr, M: tl.constexpr):
+    """x[r, s, n] += injection[r, s] * values [M, N]: of what a program's columns are, nobody else reads or writes."""
+    m = tl.arange(0, M)
+    known = (m < R)[:, None] & (n < H)[None, :]
+    for s in tl.static_range(S):
+        share = tl.load(injection + m * S + s, mask=m < R, other=0.0)[:, None]
+        at = x + (m * S + s)[:, None] * H + n[None, :]
+        tl.store(at, tl.load(at, mask=known, other=0.0) + share * values, mask=known)
 
 
 @triton.jit
@@ -131,3 +178,44 @@ def dots(
         total += value.to(w.dtype).to(tl.float32) * w.to(tl.float32)
         w = following
     return tl.sum(total, axis=2)
+
+
+@triton.jit
+def begin(matrix, n, ROWS: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr):
+    """The first two steps of rows n, to be loaded before `behind` is said."""
+    at, known, d = _places(matrix, n, ROWS, D, STEP, SIDE)
+    w = tl.load(at, mask=known & (d < D), other=0.0)  # the compiler knows d < D where the step divides D
+    following = w
+    if STEP < D:
+        following = tl.load(at + STEP, mask=known & (d + STEP < D), other=0.0)
+    return w, following
+
+
+@triton.jit
+def _places(matrix, n, ROWS: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr):
+    """(where a step of rows n begins [SIDE, 1, N / SIDE, STEP], which exist, d)."""
+    n = tl.reshape(n, (SIDE, 1, n.shape[0] // SIDE, 1))
+    d = tl.arange(0, STEP)[None, None, None, :]
+    return matrix + n.to(tl.int64) * D + d, n < ROWS, d
+
+
+@triton.jit
+def rest(
+    x, x_row, matrix, n, w, following, ROWS: tl.constexpr, R: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+    STEP: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    """`dots` of what was begun, in which nothing is said: more steps are on their way, none of them unrolled."""
+    N: tl.constexpr = n.shape[0]
+    # Loaded in the shape that they are used in, so that no value changes threads before it is summed.
+    w_at, w_known, d = _places(matrix, n, ROWS, D, STEP, SIDE)
+    m = tl.arange(0, M)[None, :, None, None]
+    x_at, x_known = x + m * x_row + d + tl.zeros((SIDE, 1, 1, 1), tl.int32), m < R
+    total = tl.zeros((SIDE, M, N // SIDE, STEP), tl.float32)
+    value = tl.load(x_at, mask=x_known & (d < D), other=0.0)
+    for first in tl.range(0, D, STEP):
+        # On its way while a step is computed, or two.
+        last = tl.load(w_at + (first + 2 * STEP), mask=w_known & (d + (first + 2 * STEP) < D), other=0.0)
+        coming = tl.load(x_at + (first + STEP), mask=x_known & (d + (first + STEP) < D), other=0.0)
+        total += value.to(w.dtype).to(tl.float32) * w.to(tl.float32)
+        w, following, value = following, last, coming
+    return tl.reshape(tl.permute(tl.sum(total, axis=3), (1, 0, 2)), (M, N))

@@ -1,4 +1,4 @@
-"""Router logits to all that a layer's experts need: ids, weights, jobs for the GPU, slots of the CPU's rows, counters.
+"""Router logits to all that a layer's experts need: ids, weights, jobs for the GPU, slots of the CPU's rows.
 
 One program for the window: a row's K greatest logits (equal ones: the lowest id), softmax over all of them, the weights
 made to sum to 1; then what lanes.kernels.jobs makes of the choice. Not here: the product with the router's matrix.
@@ -18,7 +18,7 @@ import triton.language as tl
 
 from lanes.kernels import early
 from lanes.kernels.experts import MOST_ROWS, Jobs
-from lanes.kernels.jobs import MOST_EXPERTS, assign
+from lanes.kernels.jobs import MOST_EXPERTS, all_counts, assign
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +32,18 @@ class Routed:
 
 
 def route(
-    logits: torch.Tensor, resident: torch.Tensor, cpu_of_misses: torch.Tensor, uses: torch.Tensor, out: Routed,
-    *, normalise: bool,
+    logits: torch.Tensor, resident: torch.Tensor, cpu_of_misses: torch.Tensor, out: Routed, *, normalise: bool
 ) -> None:  # fmt: skip
-    """logits fp32 [R, at least E], rows any distance apart; resident int8 [E]; cpu_of_misses int32 [P + 1]; uses int32
-    [E] gains the window's rows of each expert."""  # fmt: skip
+    """logits fp32 [R, at least E], rows any distance apart; resident int8 [E]; cpu_of_misses int32 [P + 1]."""
     rows, chosen = out.ids.shape
     experts = resident.shape[0]
     assert 1 <= rows <= MOST_ROWS, rows
     assert chosen <= experts <= MOST_EXPERTS, (chosen, experts)
     padded = triton.next_power_of_2(rows)
     _route[(1,)](
-        logits, logits.stride(0), resident, cpu_of_misses, uses, out.ids, out.weights, out.jobs.expert,
-        out.jobs.pairs, out.slots, R=rows, RP=padded, K=chosen, E=experts, EP=triton.next_power_of_2(experts),
-        JP=triton.next_power_of_2(rows * chosen), NORMALISE=normalise,
+        logits, logits.stride(0), resident, cpu_of_misses, out.ids, out.weights, out.jobs.expert, out.jobs.pairs,
+        out.slots, R=rows, RP=padded, K=chosen, KP=triton.next_power_of_2(chosen), E=experts,
+        EP=triton.next_power_of_2(experts), NORMALISE=normalise,
         num_warps=padded,  # a warp a row: the K searches need no barrier
         **early.options(),
     )  # fmt: skip
@@ -53,8 +51,8 @@ def route(
 
 @triton.jit
 def _route(
-    logits, stride, resident, cpu_of_misses, uses, ids, weights, job_expert, job_pairs, slots, R: tl.constexpr,
-    RP: tl.constexpr, K: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, JP: tl.constexpr, NORMALISE: tl.constexpr,
+    logits, stride, resident, cpu_of_misses, ids, weights, job_expert, job_pairs, slots, R: tl.constexpr,
+    RP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, NORMALISE: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
     early.behind(EARLY)
@@ -62,6 +60,9 @@ def _route(
     e = tl.arange(0, EP)
     inside = (r < R)[:, None] & (e < E)[None, :]
     x = tl.load(logits + r[:, None] * stride + e[None, :], mask=inside, other=float("-inf"))  # [RP, EP]
+    # Whether an expert misses goes with its number, so that nothing is looked up for those that are chosen.
+    code = 2 * e + (tl.load(resident + e, mask=e < E, other=1) == 0).to(tl.int32)
+    counts = all_counts(cpu_of_misses, R, K)
     x = tl.where((r < R)[:, None], x, 0.0)
 
     # Ordered as values are; + 0.0 makes -0 equal to 0. Two searches of 32 bits, the greatest and the lowest id that has
@@ -70,22 +71,27 @@ def _route(
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     bits = tl.where(x == x, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
     left = tl.where(inside, bits, least)
-    for _ in tl.static_range(K):
+    j = tl.arange(0, KP)
+    found, tops = tl.zeros((RP, KP), tl.int32), tl.zeros((RP, KP), tl.int32)
+    for k in tl.static_range(K):
         best = tl.max(left, axis=1)
-        first = tl.min(tl.where(left == best[:, None], e[None, :], EP), axis=1)
-        left = tl.where(e[None, :] == first[:, None], least, left)
-    chosen = (left == least) & inside  # [RP, EP]
+        first = tl.min(tl.where(left == best[:, None], code[None, :], 2 * EP), axis=1)
+        left = tl.where(code[None, :] == first[:, None], least, left)
+        mine = (j == k)[None, :]
+        found, tops = tl.where(mine, first[:, None], found), tl.where(mine, best[:, None], tops)
 
-    highest = tl.max(x, axis=1)
-    p = tl.exp(x - highest[:, None])
-    total = tl.sum(tl.where(chosen, p, 0.0), axis=1) if NORMALISE else tl.sum(p, axis=1)
+    known = (r < R)[:, None] & (j < K)[None, :]
+    id, missing = found >> 1, (found & 1) != 0
+    value = (tops ^ ((tops >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    highest = tl.sum(tl.where((j == 0)[None, :], value, 0.0), axis=1)
+    p = tl.where(known, tl.exp(value - highest[:, None]), 0.0)
+    total = tl.sum(p, axis=1) if NORMALISE else tl.sum(tl.exp(x - highest[:, None]), axis=1)
     total = tl.where(r < R, total, 1.0)
-    place = tl.cumsum(chosen.to(tl.int32), axis=1) - 1  # k of a chosen expert
-    pair = r[:, None] * K + place
-    tl.store(ids + pair, e[None, :] + tl.zeros((RP, EP), tl.int32), mask=chosen)
-    tl.store(weights + pair, p / total[:, None], mask=chosen)
-
-    count = tl.sum(chosen.to(tl.int32), axis=0)  # [EP] rows of each expert
-    seen = tl.load(uses + e, mask=count > 0, other=0)
-    tl.store(uses + e, seen + count, mask=count > 0)
-    assign(chosen, pair, resident, cpu_of_misses, job_expert, job_pairs, slots, R, RP, K, EP, JP)
+    lower = (id[:, None, :] < id[:, :, None]) & (j < K)[None, None, :]
+    pair = r[:, None] * K + tl.sum(lower.to(tl.int32), axis=2)  # ascending in a row
+    tl.store(ids + pair, id, mask=known)
+    tl.store(weights + pair, p / total[:, None], mask=known)
+    PP: tl.constexpr = RP * KP
+    known, pair = tl.reshape(known, (PP,)), tl.reshape(pair, (PP,))
+    id, missing = tl.where(known, tl.reshape(id, (PP,)), -1), tl.reshape(missing, (PP,)) & known
+    assign(id, missing, pair, known, counts, job_expert, job_pairs, slots, R, K)

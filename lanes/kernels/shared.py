@@ -15,7 +15,7 @@ import triton.language as tl
 
 from lanes.kernels import early
 from lanes.kernels.arithmetic import INTERPRETED, fma
-from lanes.kernels.products import dots, tile, write
+from lanes.kernels.products import FEW_ROWS, begin, deep, dots, inject, rest, tile, write
 
 
 def enter(
@@ -27,68 +27,99 @@ def enter(
     `rounded` is u in the type of gate_up [2I, H].
     """
     rows, inner = u.shape[0], gate_up.shape[0] // 2
-    t = tile(gate_up, rows, outputs=inner)
+    few = rows <= FEW_ROWS
+    t = (deep if few else tile)(gate_up, rows, outputs=inner)
     r = tile(router, rows, warps=t.warps)
     _enter[(triton.cdiv(router.shape[0], r.rows) + triton.cdiv(inner, t.rows),)](
         u, router, logits, rounded, gate_up, h, R=rows, M=t.padded, ROUTED=router.shape[0], RN=r.rows, RSTEP=r.step,
-        I=inner, N=t.rows, STEP=t.step, D=u.shape[1], num_warps=t.warps, **early.options(),
+        I=inner, N=t.rows, STEP=t.step, SIDE=t.side, D=u.shape[1], FEW=few, num_warps=t.warps, **early.options(),
     )  # fmt: skip
 
 
 def leave(
     h: torch.Tensor, down: torch.Tensor, gate: torch.Tensor, weights: torch.Tensor, y: torch.Tensor,
-    y_cpu: torch.Tensor, slots: torch.Tensor, out: torch.Tensor,
+    y_cpu: torch.Tensor, slots: torch.Tensor, out: torch.Tensor, injection: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """out fp32 [R, H] = combine of weights, y, y_cpu and slots, + sigmoid(gate) * (h [R, I] times down [H, I]).
+    """out fp32 [R, H] = combine of weights, y, y_cpu and slots, + sigmoid(gate) * (h [R, I] times down [H, I]); with
+    injection fp32 [R, S], out fp32 [R, S, H] += injection times that.
 
-    gate fp32 [R], elements any distance apart: the last column of the router's logits.
+    gate fp32 [R], elements any distance apart: the last column of the router's logits. What it reads before the launch
+    in front has ended, all but y, y_cpu and out, must be of earlier ones.
     """
     rows, chosen = weights.shape
     hidden, inner = down.shape
-    t = tile(down, rows)
+    t = deep(down, rows)
     # Every routed expert's rows are on their way at once: more of them than two of several rows spill.
-    outputs = t.rows if rows == 1 or INTERPRETED else min(t.rows, 2)
+    outputs = t.rows if rows == 1 or INTERPRETED else max(t.side, min(t.rows, 2))
     _leave[(triton.cdiv(hidden, outputs),)](
-        h, down, gate, gate.stride(0), weights, y, y_cpu, slots, out, R=rows, M=t.padded, K=chosen, H=hidden, N=outputs,
-        D=inner, STEP=t.step, num_warps=t.warps, enable_fp_fusion=False, **early.options(),
+        h, down, gate, gate.stride(0), weights, y, y_cpu, slots, out, out if injection is None else injection, R=rows,
+        M=t.padded, K=chosen, H=hidden, N=outputs, D=inner, STEP=t.step, SIDE=t.side,
+        S=0 if injection is None else injection.shape[1], num_warps=t.warps, enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
 
 
 @triton.jit
 def _enter(
     u, router, logits, rounded, gate_up, h, R: tl.constexpr, M: tl.constexpr, ROUTED: tl.constexpr, RN: tl.constexpr,
-    RSTEP: tl.constexpr, I: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
+    RSTEP: tl.constexpr, I: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr, D: tl.constexpr,
+    FEW: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     ROUTERS: tl.constexpr = (ROUTED + RN - 1) // RN
     program = tl.program_id(0)
     if program < ROUTERS:
         e = program * RN + tl.arange(0, RN)
-        write(logits, ROUTED, e, dots(u, D, router, e, ROUTED, R, M, D, RSTEP, EARLY), ROUTED, R, M)
+        if FEW:
+            early.ahead(router, e, ROUTED, D, EARLY)
+            e_w, e_following = begin(router, e, ROUTED, D, RSTEP, 1)
+            early.behind(EARLY)
+            value = rest(u, D, router, e, e_w, e_following, ROUTED, R, M, D, RSTEP, 1)
+        else:
+            value = dots(u, D, router, e, ROUTED, R, M, D, RSTEP, EARLY)
+        write(logits, ROUTED, e, value, ROUTED, R, M)
     else:
         n = (program - ROUTERS) * N + tl.arange(0, N)
-        gate = dots(rounded, D, gate_up, n, I, R, M, D, STEP, EARLY)
-        up = dots(rounded, D, gate_up + I * D, n, I, R, M, D, STEP, EARLY)
+        up_matrix = gate_up + I * D
+        if FEW:
+            early.ahead(gate_up, n, I, D, EARLY)
+            early.ahead(up_matrix, n, I, D, EARLY)
+            w, following = begin(gate_up, n, I, D, STEP, SIDE)
+            up_w, up_following = begin(up_matrix, n, I, D, STEP, SIDE)
+            early.behind(EARLY)
+            gate = rest(rounded, D, gate_up, n, w, following, I, R, M, D, STEP, SIDE)
+            up = rest(rounded, D, up_matrix, n, up_w, up_following, I, R, M, D, STEP, SIDE)
+        else:
+            gate = dots(rounded, D, gate_up, n, I, R, M, D, STEP, EARLY)
+            up = dots(rounded, D, up_matrix, n, I, R, M, D, STEP, EARLY)
         write(h, I, n, gate / (1.0 + tl.exp(-gate)) * up, I, R, M)
 
 
 @triton.jit
 def _leave(
-    h, down, gates, gate_row, weights, y, y_cpu, slots, out, R: tl.constexpr, M: tl.constexpr, K: tl.constexpr,
-    H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
+    h, down, gates, gate_row, weights, y, y_cpu, slots, out, injection, R: tl.constexpr, M: tl.constexpr,
+    K: tl.constexpr, H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr,
+    S: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    if S:
+        early.open_next(EARLY)
     n = tl.program_id(0) * N + tl.arange(0, N)
     m = tl.arange(0, M)
     row = (m < R)[:, None] & (n < H)[None, :]
-    shared = dots(h, D, down, n, H, R, M, D, STEP, EARLY)
+    w, following = begin(down, n, H, D, STEP, SIDE)
+    slot, weight = (), ()
+    for k in tl.static_range(K):
+        slot = slot + (tl.load(slots + m * K + k, mask=m < R, other=-1),)
+        weight = weight + (tl.load(weights + m * K + k, mask=m < R, other=0.0),)
+    gate = tl.load(gates + m * gate_row, mask=m < R, other=0.0)
+    shared = rest(h, D, down, n, w, following, H, R, M, D, STEP, SIDE) / (1.0 + tl.exp(-gate))[:, None]
+    early.behind(EARLY)
     total = tl.zeros((M, N), tl.float32)
     for k in tl.static_range(K):
-        pair = m * K + k
-        slot = tl.load(slots + pair, mask=m < R, other=-1)
-        here, at = (slot < 0)[:, None], n[None, :]
-        a = tl.load(y + pair[:, None] * H + at, mask=row & here, other=0.0)
-        b = tl.load(y_cpu + slot[:, None] * H + at, mask=row & (here == 0), other=0.0)
-        weight = tl.load(weights + pair, mask=m < R, other=0.0)[:, None] + tl.zeros((M, N), tl.float32)
-        total = fma(weight, tl.where(here, a, b), total)
-    gate = tl.load(gates + m * gate_row, mask=m < R, other=0.0)
-    total += shared / (1.0 + tl.exp(-gate))[:, None]
-    write(out, H, n, total, H, R, M)
+        here, at = (slot[k] < 0)[:, None], n[None, :]
+        a = tl.load(y + (m * K + k)[:, None] * H + at, mask=row & here, other=0.0)
+        b = tl.load(y_cpu + slot[k][:, None] * H + at, mask=row & (here == 0), other=0.0)
+        total = fma(weight[k][:, None] + tl.zeros((M, N), tl.float32), tl.where(here, a, b), total)
+    total += shared
+    if S:
+        inject(out, injection, n, total, H, S, R, M)
+    else:
+        write(out, H, n, total, H, R, M)

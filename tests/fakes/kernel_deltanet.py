@@ -7,14 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lanes.kernels import deltanet, naive
+from lanes.kernels import delta_step, deltanet, naive
 from lanes.kernels.deltanet import DeltaRows, DeltaShape
 
 NOT_A_NUMBER = float("nan")
 
 
-def check_windows(device: str, shape: DeltaShape, windows: Sequence[tuple[int, int]], *, seed: int = 0) -> None:
-    """(rows, accepted) of each window: every output, and state and tail as if rejected rows had never been."""
+def check_windows(
+    device: str, shape: DeltaShape, windows: Sequence[tuple[int, int]], *, seed: int = 0, one_launch: int = 0
+) -> None:
+    """(rows, accepted) of each window: every output, and state and tail as if rejected rows had never been. Windows of
+    up to `one_launch` rows are computed in one launch."""
     rng = np.random.default_rng(seed)
     heads, value = shape.value_heads, shape.value_dim
 
@@ -36,13 +39,26 @@ def check_windows(device: str, shape: DeltaShape, windows: Sequence[tuple[int, i
     raw = torch.zeros((4, shape.channels), device=device)
     gpu_state, gpu_tail = state.clone().to(device), tail.clone().to(device)
     constants = [t.to(device) for t in (taps, rate, shift)]
-    accepted = torch.zeros(1, dtype=torch.int32, device=device)
+    accepted, readers = (torch.zeros(n, dtype=torch.int32, device=device) for n in (1, shape.key_heads))
     for rows, kept in [*windows, (1, 0)]:
         qkv, ba, z = random(rows, shape.channels), random(rows, 2 * heads), random(rows, heads * value + 5)
         scratch = state.clone()
         want = naive.delta_window(shape, qkv, ba, taps, rate, shift, tail.clone(), scratch)
         if kept:
             naive.delta_window(shape, qkv[:kept], ba[:kept], taps, rate, shift, tail, state)
+        if rows <= one_launch:
+            both = torch.cat((qkv, z), dim=1).to(device)
+            result = torch.full((rows, heads * value), NOT_A_NUMBER, device=device)
+            silu = kept % 2 == 1
+            delta_step.step(
+                shape, both, ba.to(device), *constants, norm.to(device), 1e-6, gpu_tail, accepted, raw, pending,
+                gpu_state, readers, result, silu=silu,
+            )  # fmt: skip
+            expected = naive.gated_norm(want, z[:, :-5], norm, 1e-6, silu=silu)
+            torch.testing.assert_close(result.cpu(), expected, rtol=1e-3, atol=1e-4)
+            assert not readers.any()
+            accepted.fill_(kept)
+            continue
         out = torch.full((rows, heads, value), NOT_A_NUMBER, device=device)
         deltanet.prepare(
             shape, qkv.to(device), ba.to(device), *constants, gpu_tail, accepted, raw, pending, replay

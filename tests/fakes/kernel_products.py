@@ -6,7 +6,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from lanes.kernels import naive, products, shared, stream
+from lanes.kernels import mixing, naive, products, shared, stream
+from lanes.models.ops import rms
 
 NOT_A_NUMBER = float("nan")
 
@@ -74,6 +75,54 @@ def check_lower_and_lift(
     torch.testing.assert_close(u_rounded.cpu().float(), want, rtol=2e-2, atol=1e-3)
 
 
+def _cast(device: str, x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """x as a kernel rounds it to `kind`, in fp32."""
+    if device == "cpu" and kind == torch.bfloat16:
+        return (x.view(torch.int32) & -(1 << 16)).view(torch.float32)
+    return x.to(kind).float()
+
+
+def check_product_into(device: str, kind: torch.dtype, rows: int, columns: int, hidden: int, streams: int) -> None:
+    """A block's result into the streams."""
+    rng = np.random.default_rng(columns + rows)
+    (x,) = _rounded(device, _random(rng, rows, columns))
+    matrix, injection = _matrix(rng, hidden, columns, kind), _random(rng, rows, streams)
+    before = _random(rng, rows, streams, hidden)
+    got = before.clone().to(device)
+    products.product_into(x.to(device), matrix.to(device), injection.to(device), got)
+    want = before + injection[:, :, None] * product(x, matrix)[:, None, :]
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-5)
+
+
+def check_hyper_connection(
+    device: str, kind: torch.dtype, rows: int, streams: int, hidden: int, lowrank: int, *, injects: bool = True
+) -> None:
+    """As the model's Mixer computes it; the streams stay as they are."""
+    rng = np.random.default_rng(hidden + rows)
+    x, norm = _random(rng, rows, streams, hidden), _random(rng, streams, hidden)
+    down = _matrix(rng, lowrank + streams * injects, streams * hidden, kind)
+    up = _matrix(rng, streams * hidden, lowrank, kind)
+    there, injection = x.to(device), _empty(device, rows, streams)
+    low, scale = _empty(device, rows, streams, lowrank + streams), _empty(device, rows, streams)
+    mixing.lower(there, norm.to(device), down.to(device), low, scale, 1e-6)
+    normed = rms(x, 1e-6) * norm
+    want = product(_cast(device, normed, kind).flatten(1), down) / streams
+    tolerance = 1e-4 if kind == torch.float32 else 4e-3  # a last bit of fp32 can be one of bf16
+    got = low[:, :, : down.shape[0]].mean(1)
+    torch.testing.assert_close(got.cpu(), want, rtol=tolerance, atol=tolerance)
+    u, u_rounded = _empty(device, rows, hidden), _empty(device, rows, hidden).bfloat16()
+    mixing.lift(low, up.to(device), there, scale, norm.to(device), injection, u, u_rounded, injects=injects)
+    if injects:
+        torch.testing.assert_close(injection.cpu(), 2 * got[:, lowrank:].sigmoid().cpu(), rtol=1e-4, atol=1e-5)
+    else:
+        assert injection.isnan().all()
+    squashed = _cast(device, F.silu(got[:, :lowrank].cpu()), kind)
+    want = (product(squashed, up).sigmoid().view_as(normed) * normed).mean(1)
+    torch.testing.assert_close(u.cpu(), want, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(u_rounded.cpu().float(), u.cpu(), rtol=2e-2, atol=1e-3)
+    assert torch.equal(there.cpu(), x)
+
+
 def check_shared(device: str, kind: torch.dtype, rows: int, hidden: int, inner: int, experts: int, chosen: int) -> None:
     """Router and shared expert as lanes.models.qwen4_exp.moe has them; routed experts come from both sources."""
     rng = np.random.default_rng(inner + rows)
@@ -104,3 +153,7 @@ def check_shared(device: str, kind: torch.dtype, rows: int, hidden: int, inner: 
     shut = torch.full((rows,), float("-inf"), device=device)  # the shared expert's gate: what is left is every bit
     shared.leave(h, down.to(device), shut, *routed, out)
     assert torch.equal(out.cpu(), added)
+    x, injection = _random(rng, rows, 3, hidden), _random(rng, rows, 3)
+    got = x.clone().to(device)
+    shared.leave(h, down.to(device), logits[:, -1], *routed, got, injection.to(device))
+    torch.testing.assert_close(got.cpu(), x + injection[:, :, None] * want[:, None, :], rtol=1e-4, atol=1e-5)

@@ -13,7 +13,7 @@ def check_route(
     device: str, rows: int, chosen: int, experts: int, *, seed: int = 0, missing: float = 0.5, ties: bool = False,
     normalise: bool = True,
 ) -> None:  # fmt: skip
-    """Ids, jobs, slots and counters exactly, weights to fp32 rounding; logits lie in wider rows, as the router's do."""
+    """Ids, jobs and slots exactly, weights to fp32 rounding; logits lie in wider rows, as the router's do."""
     rng = np.random.default_rng(seed)
     wide = rng.standard_normal((rows, experts + 1)).astype(np.float32) * 3
     if ties:  # few values, both zeros among them
@@ -25,11 +25,7 @@ def check_route(
     table = torch.from_numpy(rng.integers(0, pairs + 1, pairs + 1).astype(np.int32)).minimum(
         torch.arange(pairs + 1, dtype=torch.int32)
     )
-    uses = torch.from_numpy(rng.integers(0, 9, experts).astype(np.int32))
-    counted = uses.clone()
-    ids, weights, expert, job_pairs, slots = naive.route(
-        logits, resident, table, counted, chosen, normalise=normalise
-    )  # fmt: skip
+    ids, weights, expert, job_pairs, slots = naive.route(logits, resident, table, chosen, normalise=normalise)
 
     def filled(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.full(shape, -77, dtype=dtype, device=device)
@@ -38,15 +34,13 @@ def check_route(
         filled(rows, chosen), filled(rows, chosen, dtype=torch.float32), Jobs(filled(pairs), filled(pairs, rows)),
         filled(pairs),
     )  # fmt: skip
-    got_uses = uses.to(device)
-    route.route(logits.to(device), resident.to(device), table.to(device), got_uses, out, normalise=normalise)
+    route.route(logits.to(device), resident.to(device), table.to(device), out, normalise=normalise)
     assert torch.equal(out.ids.cpu().long(), ids)
     torch.testing.assert_close(out.weights.cpu(), weights, rtol=2e-6, atol=1e-9)
     assert torch.equal(out.jobs.expert.cpu(), expert)
     used = expert >= 0
     assert torch.equal(out.jobs.pairs.cpu()[used], job_pairs[used])
     assert torch.equal(out.slots.cpu(), slots)
-    assert torch.equal(got_uses.cpu(), counted)
 
 
 def check_route_of_what_is_no_number(device: str) -> None:
@@ -61,7 +55,7 @@ def check_route_of_what_is_no_number(device: str) -> None:
     )
     zeros = torch.zeros(24, dtype=torch.int32, device=device)
     with np.errstate(all="ignore"):
-        route.route(logits.to(device), zeros.to(torch.int8), zeros[:13], zeros.clone(), out, normalise=True)
+        route.route(logits.to(device), zeros.to(torch.int8), zeros[:13], out, normalise=True)
     assert out.ids.cpu().tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 5, 6, 7, 8]]
 
 
@@ -74,8 +68,7 @@ def check_jobs(device: str, rows: int, chosen: int, experts: int, *, seed: int =
     pairs = rows * chosen
     table = torch.from_numpy(rng.integers(0, np.arange(1, pairs + 2)).astype(np.int32))
     logits = torch.full((rows, experts), -1.0).scatter_(1, ids.long(), 1.0)
-    uses = torch.zeros(experts, dtype=torch.int32)
-    same, _, expert, job_pairs, slots = naive.route(logits, resident, table, uses, chosen, normalise=True)
+    same, _, expert, job_pairs, slots = naive.route(logits, resident, table, chosen, normalise=True)
     assert torch.equal(same, ids.long())
     out = Jobs(
         torch.full((pairs,), -77, dtype=torch.int32, device=device),

@@ -11,4 +11,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.mark.parametrize("shape", [DeltaShape(1, 2, 16, 16, 4), DeltaShape(16, 48, 128, 128, 4)])
 def test_windows_with_rejected_rows(shape):
-    cases.check_windows("cuda", shape, [(1, 1), (1, 1), (4, 2), (3, 0), (2, 2), (4, 4), (1, 1)])
+    windows = [(1, 1), (1, 1), (4, 2), (3, 0), (2, 2), (4, 4), (1, 1)]
+    for one_launch in (0, 2, 4):
+        cases.check_windows("cuda", shape, windows, one_launch=one_launch)

@@ -25,6 +25,14 @@ def test_a_hyper_connection(kind, rows):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_few_rows(kind, rows):
+    cases.check_hyper_connection("cuda", kind, rows, 4, 2560, 320)
+    cases.check_hyper_connection("cuda", kind, rows, 3, 64, 16, injects=False)
+    cases.check_product_into("cuda", kind, rows, 6144, 2560, 4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_the_shared_expert(kind, rows):
     cases.check_shared("cuda", kind, rows, 2560, 640, 512, 10)

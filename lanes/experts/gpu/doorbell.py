@@ -1,6 +1,6 @@
-"""Two ways for a stream to ring the CPU's doorbell and to wait for its answer; both can be captured in a graph.
+"""Two ways for a layer to ring the CPU's doorbell and to wait for its answer; both can be captured in a graph.
 
-    KernelWords    two small kernels (lanes.kernels.doorbell); the only way on device "cpu"
+    KernelWords    programs of the launches beside which they happen (lanes.kernels.doorbell); the only way on "cpu"
     StreamWords    the stream writes and awaits the words itself: no multiprocessor is held
 
 Which one works on a GPU is found out at start (probe). Not here: the words' meaning (lanes/native/share.h).
@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from lanes.experts.gpu import driver
-from lanes.kernels import doorbell
+from lanes.kernels.doorbell import Word
 
 
 class Doorbell(Protocol):
@@ -21,11 +21,16 @@ class Doorbell(Protocol):
 
     name: str
 
-    def ring(self, number: int) -> None:
-        """Enqueues on the current stream: the doorbell becomes `number`, after all before it."""
+    def ring(self, number: int) -> Word | None:
+        """The doorbell becomes `number` after all that is enqueued: by the next launch, which is given the word, or by
+        the stream."""
+
+    def answered(self, number: int) -> Word | None:
+        """What the next launch is to wait for beside its work, so that nothing behind it runs before the done word is
+        at least `number`; None where the stream waits (`wait`)."""
 
     def wait(self, number: int) -> None:
-        """Enqueues on the current stream: nothing after it runs before the done word is at least `number`."""
+        """Enqueues what `answered` has left undone."""
 
 
 class StreamWords:
@@ -40,23 +45,29 @@ class StreamWords:
         """A write."""
         driver.write_word(torch.cuda.current_stream().cuda_stream, self._rung, number)
 
+    def answered(self, number: int) -> None:
+        """Nothing."""
+
     def wait(self, number: int) -> None:
         """A wait."""
         driver.await_word(torch.cuda.current_stream().cuda_stream, self._done, number)
 
 
 class KernelWords:
-    """Kernels; rung and done are int64 [1] in mapped host memory."""
+    """Words for launches; rung and done are int64 [1] in mapped host memory."""
 
     name = "kernel"
 
     def __init__(self, rung: torch.Tensor, done: torch.Tensor) -> None:
         self._rung, self._done = rung, done
 
-    def ring(self, number: int) -> None:
-        """A launch."""
-        doorbell.ring(self._rung, number)
+    def ring(self, number: int) -> Word:
+        """For the next launch."""
+        return Word(self._rung, number)
+
+    def answered(self, number: int) -> Word:
+        """For the next launch."""
+        return Word(self._done, number)
 
     def wait(self, number: int) -> None:
-        """A launch."""
-        doorbell.wait(self._done, number)
+        """Nothing."""

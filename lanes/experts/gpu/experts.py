@@ -92,7 +92,6 @@ class GpuExperts:
         self._wide = np.zeros(shape, np.int64)  # uses in windows too long for the log
         self._is_wide = False
         self._prompt = PromptExperts(cache, info, self.device)
-        self._uses = torch.zeros(info.experts, dtype=torch.int32, device=self.device)  # routing counts; the log counts
         self._calls = [0] * info.layers  # of `forward` in this window
         self._rows = self._kept = 0
 
@@ -147,7 +146,7 @@ class GpuExperts:
         share, work = self.share, self._work[len(x) - 1]
         counts = self._none if share is None else share.cpu_of_misses
         routed = route.Routed(ids, weights, work.jobs, work.slots)
-        route.route(scores, self._resident[layer], counts, self._uses, routed, normalise=normalise)
+        route.route(scores, self._resident[layer], counts, routed, normalise=normalise)
         return self._pairs(layer, x, ids, self._entry(layer, 0), share)
 
     def expect(self, layer: int, ids: torch.Tensor) -> None:
@@ -261,10 +260,11 @@ class GpuExperts:
         work, addresses = self._work[len(x) - 1], self._addresses[layer]
         inputs, y_cpu = (None, work.y) if share is None else (share.inputs, share.y)
         post(x, ids, work.x, self._layout.format.group, log, layer, inputs)
+        bell = answer = None
         if share is not None:  # before our own work: the CPU's runs beside it
-            share.doorbell.ring(layer + 1)
-        experts.gate_up(self._layout, addresses, work.jobs, work.x, work.h)
-        experts.down(self._layout, addresses, work.jobs, work.h, work.y)
+            bell, answer = share.doorbell.ring(layer + 1), share.doorbell.answered(layer + 1)
+        experts.gate_up(self._layout, addresses, work.jobs, work.x, work.h, bell)
+        experts.down(self._layout, addresses, work.jobs, work.h, work.y, answer)
         if share is not None:
             share.doorbell.wait(layer + 1)
         return Pairs(work.y, y_cpu, work.slots)

@@ -16,12 +16,13 @@ def test_kernels_compile_without_spills(tmp_path):
         env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    kernels, dense, fused, attention = json.loads(done.stdout)["kernels"].values()
-    assert {"quantise", "gate_up", "down", "combine", "route", "jobs", "post", "ring", "wait"} <= set(kernels)
-    assert {"prepare", "rule", "finish", "enter", "best", "uniform", "fetch"} <= set(dense)
+    kernels, dense, fused, attention, mixing = json.loads(done.stdout)["kernels"].values()
+    assert {"quantise", "gate_up", "down", "combine", "route", "jobs", "post"} <= set(kernels)
+    assert {"prepare", "rule", "step", "finish", "enter", "best", "uniform", "fetch"} <= set(dense)
     assert {"prepare", "score", "select", "merge_chunks", "attend", "merge_splits"} == set(attention)
-    assert {"lower", "lift", "product", "two_products", "enter", "leave"} == set(fused)
-    for name, figures in [*kernels.items(), *dense.items(), *fused.items(), *attention.items()]:
+    assert {"lower", "lift", "product", "product_into", "two_products", "enter", "leave"} == set(fused)
+    assert {"lower", "lift"} == set(mixing)
+    for name, figures in [*kernels.items(), *dense.items(), *fused.items(), *attention.items(), *mixing.items()]:
         assert figures["spills"] == figures["stack_bytes"] == 0, (name, figures)
         assert figures["shared_bytes"] <= 99 << 10, "more than a program may have on the smallest GPUs that are served"
     for name in ("quantise", "gate_up", "down", "combine", "post"):

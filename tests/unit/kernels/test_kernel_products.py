@@ -26,6 +26,19 @@ def test_a_hyper_connection(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_hyper_connection_of_few_rows(kind):
+    cases.check_hyper_connection("cpu", kind, 1, 4, 96, 20)
+    cases.check_hyper_connection("cpu", kind, 3, 3, 64, 16)
+    cases.check_hyper_connection("cpu", kind, 2, 2, 1030, 8, injects=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_result_into_the_streams(kind):
+    cases.check_product_into("cpu", kind, 1, 320, 70, 4)
+    cases.check_product_into("cpu", kind, 2, 1100, 33, 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_shared_expert(kind, rows):
     cases.check_shared("cpu", kind, rows, 96, 32, 24, 4)
@@ -41,3 +54,16 @@ def test_sizes_of_programs(monkeypatch):
             assert t.step == t.warps * 32 * 8
             assert t.rows * t.padded * 8 <= 128
             assert count / t.rows >= 132
+
+
+def test_steps_that_divide_columns(monkeypatch):
+    """Every load counts, and threads that are not along a step take other rows."""
+    monkeypatch.setattr(products, "INTERPRETED", False)
+    for count, columns, step in ((2560, 6144, 1024), (1280, 2560, 512), (2560, 640, 128)):
+        matrix = torch.empty((1, 1), dtype=torch.bfloat16).expand(count, columns)
+        for rows in (1, 2):
+            t = products.deep(matrix, rows)
+            assert (t.step, t.side * t.step) == (step, t.warps * 32 * 8)
+            assert t.rows >= t.side
+    odd = products.deep(torch.empty((1, 1), dtype=torch.bfloat16).expand(64, 2049), 1)
+    assert (odd.side, odd.step) == (1, 1024)

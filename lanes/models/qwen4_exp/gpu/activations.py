@@ -11,11 +11,11 @@ from typing import Self
 import torch
 
 from lanes.kernels import products
+from lanes.kernels.products import FEW_ROWS
 from lanes.models.ops import product
 from lanes.models.qwen4_exp.spec import Spec
 
 MOST_ROWS = 4
-FEW_ROWS = 2  # up to here our product of a matrix is the faster one (bench.gpu_kernels)
 MOST_OUTPUTS = 1 << 16
 
 
@@ -38,11 +38,13 @@ class Activations(Narrowing):
     """Of the residual streams. `rounded` tensors have the type of the matrix that reads them, all others are fp32."""
 
     x: torch.Tensor  # [R, S, H] the streams
-    result: torch.Tensor  # [R, H] of the last block, not yet added to them
+    result: torch.Tensor  # [R, H] of the last block, not yet added to them; of few rows it is at once
     injection: torch.Tensor  # [R, S] with which it will be
     normed: torch.Tensor  # [R, S, H]
     normed_rounded: torch.Tensor  # [R, S, H]
     squashed_rounded: torch.Tensor  # [R, L]
+    low: torch.Tensor  # [R, S, L + S] and
+    scale: torch.Tensor  # [R, S] instead of the last three, of few rows
     u: torch.Tensor  # [R, H] what a block sees
     u_rounded: torch.Tensor  # [R, H]
 
@@ -56,7 +58,8 @@ class Activations(Narrowing):
 
         return cls(
             room(streams, hidden), room(hidden), room(streams), room(streams, hidden),
-            room(streams, hidden, dtype=dtype), room(low, dtype=dtype), room(hidden), room(hidden, dtype=dtype),
+            room(streams, hidden, dtype=dtype), room(low, dtype=dtype), room(streams, low + streams), room(streams),
+            room(hidden), room(hidden, dtype=dtype),
         )  # fmt: skip
 
 
@@ -74,3 +77,25 @@ def multiply(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
         torch.mm(x, matrix.t(), out=out)
     else:
         torch.mm(x, matrix.t(), out_dtype=torch.float32, out=out)
+
+
+def leave_block(x: torch.Tensor, matrix: torch.Tensor, a: Activations, bias: torch.Tensor | None = None) -> None:
+    """A block's result, x [R, D] times matrix [H, D] transposed as `multiply` has it, + bias fp32 [H]: of few rows into
+    the streams, else to `a.result`."""
+    few = len(x) <= FEW_ROWS
+    if few and matrix.is_cuda and bias is None and matrix.dtype != torch.float32:
+        products.product_into(x, matrix, a.injection, a.x)
+        return
+    multiply(x, matrix, a.result)
+    if bias is not None:
+        a.result.add_(bias)
+    if few:
+        a.x.addcmul_(a.injection[:, :, None], a.result[:, None, :])
+
+
+def whole_streams(a: Activations) -> torch.Tensor:
+    """`a.x` with the last block's result in it, which nothing adds after this."""
+    if len(a.x) > FEW_ROWS:
+        a.x.addcmul_(a.injection[:, :, None], a.result[:, None, :])
+    a.injection.zero_()
+    return a.x

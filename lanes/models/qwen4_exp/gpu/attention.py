@@ -12,7 +12,7 @@ import torch
 from lanes.kernels import attention as kernels
 from lanes.kernels import index
 from lanes.models.qwen4_exp.attention import Attention
-from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, Narrowing, multiply
+from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, Narrowing, leave_block, multiply
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.state.sequence import AttentionState
 
@@ -69,7 +69,7 @@ class AttentionWindow:
         self._norms = kernels.Norms(block.norm_q, block.norm_k, indexer.norm_q, indexer.norm_k)
 
     def run(self, a: Activations, t: AttentionActivations, angles: kernels.Angles) -> None:
-        """From u to result."""
+        """From u to the block's result."""
         block, shape, length, kept = self._block, self._shape, self._length, self._kept
         multiply(a.u_rounded, block.inputs, t.projected)
         if block.input_bias is not None:
@@ -81,6 +81,4 @@ class AttentionWindow:
         partial = kernels.Partial(t.partial, t.greatest, t.total)
         kernels.attend(shape, t.queries, t.chosen, length, kept, partial)
         kernels.merge(shape, partial, length, kernels.gates(shape, t.projected), t.attended_rounded)
-        multiply(t.attended_rounded.flatten(1), block.output, a.result)
-        if block.output_bias is not None:
-            a.result.add_(block.output_bias)
+        leave_block(t.attended_rounded.flatten(1), block.output, a, block.output_bias)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
+from lanes.kernels.delta_step import step
 from lanes.kernels.deltanet import DeltaRows, DeltaShape, finish, prepare, rule
-from lanes.kernels.products import two_products
+from lanes.kernels.products import FEW_ROWS, two_products
 from lanes.models.qwen4_exp.deltanet import DeltaNet
-from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, Narrowing, multiply
+from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, Narrowing, leave_block
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.state.sequence import RecurrentState
 
@@ -25,6 +26,7 @@ class DeltaActivations(Narrowing):
     gates: torch.Tensor  # fp32 [R, 2N]: b, a
     out: torch.Tensor  # fp32 [R, N, V]
     gated_rounded: torch.Tensor  # [R, N * V]
+    readers: torch.Tensor  # int32 [R, A], of which one row counts
 
     @classmethod
     def of(cls, spec: Spec, device: torch.device, dtype: torch.dtype) -> DeltaActivations:
@@ -36,7 +38,7 @@ class DeltaActivations(Narrowing):
 
         return cls(
             room(spec.conv_channels + heads * value), room(2 * heads), room(heads, value),
-            room(heads * value, dtype=dtype),
+            room(heads * value, dtype=dtype), room(spec.key_heads, dtype=torch.int32),
         )  # fmt: skip
 
 
@@ -64,13 +66,11 @@ class DeltaNetWindow:
         self._raw = torch.zeros((MOST_ROWS, self._shape.channels), device=device)
 
     def run(self, a: Activations, d: DeltaActivations) -> None:
-        """From u to result."""
+        """From u to the block's result."""
         block = self._block
         two_products(a.u_rounded, block.inputs, d.projected, a.u, block.gates, d.gates)
         self._advance(d)
-        z = d.projected[:, self._shape.channels :]
-        finish(d.out, z, block.norm, d.gated_rounded, self._eps, silu=self._silu)
-        multiply(d.gated_rounded, block.output, a.result)
+        leave_block(d.gated_rounded, block.output, a)
 
     def settle(self, d: DeltaActivations) -> None:
         """Brings the accepted rows into the state; the one row of `d`, whatever it is, is never accepted."""
@@ -84,8 +84,17 @@ class DeltaNetWindow:
 
     def _advance(self, d: DeltaActivations) -> None:
         block, shape = self._block, self._shape
+        if len(d.out) <= FEW_ROWS:
+            step(
+                shape, d.projected, d.gates, self._taps, block.rate, block.shift, block.norm, self._eps,
+                self._state.conv, self._accepted, self._raw, self._pending, self._state.matrix, d.readers[0],
+                d.gated_rounded, silu=self._silu,
+            )  # fmt: skip
+            return
         prepare(
             shape, d.projected[:, : shape.channels], d.gates, self._taps, block.rate, block.shift, self._state.conv,
             self._accepted, self._raw, self._pending, self._replay,
         )  # fmt: skip
         rule(shape, self._state.matrix, self._accepted, self._replay, self._pending, d.out)
+        z = d.projected[:, shape.channels :]
+        finish(d.out, z, block.norm, d.gated_rounded, self._eps, silu=self._silu)

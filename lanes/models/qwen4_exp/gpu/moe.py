@@ -12,6 +12,7 @@ import torch
 
 from lanes.experts.gpu.workspace import Pairs
 from lanes.kernels import shared
+from lanes.kernels.products import FEW_ROWS
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, Narrowing
 from lanes.models.qwen4_exp.moe import Moe
 from lanes.models.qwen4_exp.spec import Spec
@@ -56,12 +57,11 @@ class MoeWindow:
         self._block, self._spec, self._layer, self._experts = block, spec, layer, experts
 
     def run(self, a: Activations, m: MoeActivations) -> None:
-        """From u to result."""
+        """From u to the block's result."""
         block, spec = self._block, self._spec
         shared.enter(a.u, block.router, m.scores, a.u_rounded, block.gate_up, m.active_rounded)
         pairs = self._experts.launch_routed(
             self._layer, a.u, m.scores, m.ids, m.weights, normalise=spec.normalise_weights
         )
-        shared.leave(
-            m.active_rounded, block.down, m.scores[:, -1], m.weights, pairs.y, pairs.y_cpu, pairs.slots, a.result
-        )
+        into = (a.x, a.injection) if len(a.x) <= FEW_ROWS else (a.result,)
+        shared.leave(m.active_rounded, block.down, m.scores[:, -1], m.weights, pairs.y, pairs.y_cpu, pairs.slots, *into)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from lanes.models.ops import causal_conv, rms
-from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, multiply
+from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, multiply, whole_streams
 from lanes.models.qwen4_exp.ngram import LEAST_GATE, NgramLayer
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.state.sequence import NgramState
@@ -36,8 +36,7 @@ class NgramWindow:
     def run(self, a: Activations) -> None:
         """The streams gain the last block's result, whose injection is then zero, and the layer's."""
         spec, block, rows = self._spec, self._block, a.x.shape[0]
-        x = a.x.addcmul_(a.injection[:, :, None], a.result[:, None, :])
-        a.injection.zero_()
+        x = whole_streams(a)
         self.settle()
         self._rounded.copy_(self._embedded)
         projected = self._key_value[:rows]
