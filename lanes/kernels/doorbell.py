@@ -33,8 +33,10 @@ def ring(word, number):
     else:
         at = tl.zeros((1,), tl.int64) + word.to(tl.int64)
         value = tl.zeros((1,), tl.int64) + number
+        # One thread of the program: a fence of each warp would wait for the link once more.
         tl.inline_asm_elementwise(
-            "fence.acq_rel.sys; st.release.sys.global.u64 [$1], $2; mov.u32 $0, 0;", "=r,l,l", [at, value],
+            "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; @p fence.acq_rel.sys;"
+            " @p st.release.sys.global.u64 [$1], $2; mov.u32 $0, 0; }", "=r,l,l", [at, value],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 
