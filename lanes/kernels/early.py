@@ -9,8 +9,9 @@ its start: the next one may then begin before this one's turn has come. That is 
 lift, whose weights come meanwhile (measured: elsewhere it costs time). `ahead` sends for a product's rows at once.
 
 It pays: 14 % of a layer's time with one row on an H200 (bench.gpu_kernels measures both ways). Invariants: nothing is
-written before `behind`; a kernel launched with these options says it in every program, so that waiting for the launch
-in front is waiting for all.
+written before `behind` (delta_step counts there who has read, in a place that only it knows); what reads there results
+of launches further in front (down, leave, delta_step) stands behind a launch that opens nothing; a kernel launched with
+these options says `behind` in every program, so that waiting for the launch in front is waiting for all.
 """
 
 from __future__ import annotations
