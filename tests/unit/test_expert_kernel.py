@@ -187,6 +187,25 @@ def test_units_that_are_parts_of_blocks(name):
             np.testing.assert_array_equal(bits(run(layout, recs, offsets, index, x, threads=threads)), want)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_units_go_over_the_ends_of_jobs(name):
+    """Rows of all jobs are cut together, with one pool for every call: what it holds of the last one is not taken."""
+    rng = np.random.default_rng(13)
+    group = 32 if name == "q4g32" else 64
+    layout = RecordLayout.of(EXPERT_FORMATS[name], 5 * group, 3 * group)
+    kernels = [ExpertKernel(layout, threads=threads) for threads in (3, 5, 13)]
+    for jobs in range(1, 14):
+        recs, x = records(layout, jobs, rng), activations(4, layout.hidden, rng)
+        offsets, index = spread(jobs, 4, rng)
+        want = bits(run(layout, recs, offsets, index, x, isa="scalar"))
+        for kernel in kernels:
+            out = np.full((len(index), layout.hidden), np.nan, np.float32)
+            kernel.run(addresses(recs), offsets, index, x, out)
+            np.testing.assert_array_equal(bits(out), want)
+    for kernel in kernels:
+        kernel.close()
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_more_pairs_than_a_batch_holds(threads):
     rng = np.random.default_rng(7)
