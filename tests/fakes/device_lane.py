@@ -58,8 +58,12 @@ class SeatedLane:
         )  # fmt: skip
         self.held = Conversations(pool, self.counters, self.park)
 
-    def turn(self, prompt: list[int], answer: list[int], marks: tuple[int, ...] = (), *, tenant: bytes = b"") -> int:
-        """A whole generation, its state compared at the beginning; the tokens that were known."""
+    def turn(
+        self, prompt: list[int], answer: list[int], marks: tuple[int, ...] = (), *, tenant: bytes = b"",
+        beside: bool = True,
+    ) -> int:  # fmt: skip
+        """A whole generation, its state compared at the beginning; the tokens that were known. `beside`: what waits is
+        parked meanwhile."""
         held = self.held
         begun = held.begin(prompt, len(prompt) + len(answer), tenant)
         state = held.pool[begun.slot]
@@ -70,6 +74,8 @@ class SeatedLane:
         at = begun.cached_tokens
         for mark in sorted({*(m for m in marks if m > at), len(prompt)}):
             feed(held, begun.slot, prompt[at:mark])
+            if beside:
+                held.background(1 << 12)
             held.checkpoint(begun.slot)
             at = mark
         feed(held, begun.slot, answer)

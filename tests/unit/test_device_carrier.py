@@ -143,7 +143,7 @@ def test_what_waits_in_memory_is_parked_beside_and_nobody_waits(lane, monkeypatc
     a, b = lane(), lane()
     prompt = ids(100)
     a.turn(prompt, [1])
-    a.turn(ids(30, seed=1), [2])  # the first one left its seat
+    a.turn(ids(30, seed=1), [2], beside=False)  # the first one left its seat
     gate, real = threading.Event(), carriers._by_hand
     monkeypatch.setattr(carriers, "_by_hand", lambda *given: (gate.wait(60), real(*given))[1])
     for _ in range(20):
@@ -160,7 +160,7 @@ def test_a_conversation_that_goes_on_waits_for_no_more_than_what_runs(lane, pool
     a = lane()
     prompt = ids(180)
     a.turn(prompt, [1])
-    a.turn(ids(30, seed=1), [2])
+    a.turn(ids(30, seed=1), [2], beside=False)
     begun, gate, real, calls = threading.Event(), threading.Event(), carriers._by_hand, []
 
     def by_hand(*given):
@@ -171,9 +171,9 @@ def test_a_conversation_that_goes_on_waits_for_no_more_than_what_runs(lane, pool
 
     monkeypatch.setattr(carriers, "_by_hand", by_hand)
     assert a.held.background(1)
-    begun.wait(60)
-    threading.Timer(0.05, gate.set).start()
-    assert a.turn([*prompt, 1, 4], [5]) == 181
+    assert begun.wait(60)
+    monkeypatch.setattr(carriers, "wait", lambda under, wait=carriers.wait: (gate.set(), wait(under)))
+    assert a.turn([*prompt, 1, 4], [5], beside=False) == 181
     assert len(calls) == 1, "what had not begun never did"
     monkeypatch.setattr(carriers, "_by_hand", real)
     a.settle()
@@ -215,7 +215,7 @@ def test_a_checkpoint_of_what_waits_takes_no_memory_and_never_changes(lane):
     a = lane()
     prompt = ids(60)
     a.turn(prompt, [1])
-    a.turn(ids(30, seed=1), [2])  # the first one left its seat
+    a.turn(ids(30, seed=1), [2], beside=False)  # the first one left its seat
     resident = next(each for each in a.held._residents.values() if each.length == 61)
     a.arena.flush()
     free = a.arena.free_bytes
