@@ -80,16 +80,18 @@ class DeviceCarrier(Carrier):
         """Seated parts by copies, others by threads."""
         digests: list[Future[bytes]] = []
         threads = self._quick if hurry else self._slow
-        for group in pages.groups(list(zip(parts, places, strict=True)), self.batch_bytes):
-            if group[0][0].seated:
-                digests += self._send(memory, group, threads)
-                continue
-            for part, segments in group:
-                # What may be given back before a thread has come to it is copied now.
-                tensors = [each if self._stays(each) else each.clone() for each in part.tensors()]
-                runs = memory.runs(segments, part.size_bytes)
-                digests.append(threads.submit(_by_hand, memory, tensors, runs, self._stopping))
-        self._under = [one for one in self._under if not one.done()] + digests
+        try:
+            for group in pages.groups(list(zip(parts, places, strict=True)), self.batch_bytes):
+                if group[0][0].seated:
+                    digests += self._send(memory, group, threads)
+                    continue
+                for part, segments in group:
+                    # What may be given back before a thread has come to it is copied now.
+                    tensors = [each if self._stays(each) else each.clone() for each in part.tensors()]
+                    runs = memory.runs(segments, part.size_bytes)
+                    digests.append(threads.submit(_by_hand, memory, tensors, runs, self._stopping))
+        finally:  # `settle` knows of what has begun, also before something that failed
+            self._under = [one for one in self._under if not one.done()] + digests
         return _Under(digests)
 
     def back(
@@ -106,9 +108,10 @@ class DeviceCarrier(Carrier):
                 at += size_bytes
             landed = self._side.copied()
             landed.before_compute()
-            digests += [self._quick.submit(_digest, memory, each, landed) for each in runs]
             pages.scatter(piece.memory, [part for part, _ in group], memory, runs)
             piece.free_after(self._side.computed())
+            # After all that reads the segments, this thread too: what is written there before is in the digest.
+            digests += [self._quick.submit(_digest, memory, each, landed) for each in runs]
         if [digest.result() for digest in digests] != list(names):
             raise SnapshotRefused("a damaged part")
 
@@ -178,7 +181,8 @@ class DeviceCarrier(Carrier):
 
     def _spread(self) -> None:
         if self._cores:
-            os.sched_setaffinity(0, self._cores)
+            with contextlib.suppress(OSError):  # of cores that were taken away meanwhile
+                os.sched_setaffinity(0, self._cores)
 
 
 def _step_back() -> None:

@@ -5,6 +5,7 @@ EXPRESSWAY_DAMAGES sets how many random damages are tried (1,000 by hand).
 
 import os
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from lanes.state.carrier import Fixed, Rows
 from lanes.state.checkpoint import Checkpoint
 from lanes.state.seat import Seat
 from lanes.state.sequence import SequenceState
+from shared_experts.errors import ParkRefused
 from shared_experts.park_memory import ParkMemory
 from shared_experts.park_server import ParkServer
 from tests.fakes.device_lane import SeatedLane
@@ -230,3 +232,50 @@ def test_a_checkpoint_of_what_waits_takes_no_memory_and_never_changes(lane):
         state.reserve(kept.position)
         kept.into(state)
         assert all(torch.equal(x, y) for x, y in zip(state.fixed(), truth.fixed(), strict=True))
+
+
+class AtOnce(ThreadPoolExecutor):
+    """Does what it is given before anything else happens."""
+
+    def submit(self, function, *given):
+        done = Future()
+        done.set_result(function(*given))
+        return done
+
+
+def test_all_that_is_read_of_segments_is_read_before_their_digests(lane, monkeypatch):
+    a, b, order = lane(), lane(), []
+    prompt = ids(100)
+    a.turn(prompt, [1])
+    a.settle()
+    real, scatter = carriers._digest, pages.scatter
+    monkeypatch.setattr(carriers, "_digest", lambda *given: (order.append("digest"), real(*given))[1])
+    monkeypatch.setattr(pages, "scatter", lambda *given: (order.append("read"), scatter(*given)))
+    monkeypatch.setattr(b.carrier, "_quick", AtOnce(1))
+    assert b.turn([*prompt, 1, 5], [6]) == 101
+    assert order[0] == "read"
+    assert order[-1] == "digest"
+
+
+def test_what_began_before_a_refusal_is_waited_for(lane, monkeypatch):
+    a = lane()
+    client = a.park._connected()
+    (segments,) = client.room(b"t" * 16, [512])
+    begun, gate, real, waited = threading.Event(), threading.Event(), carriers._by_hand, []
+    monkeypatch.setattr(carriers, "_by_hand", lambda *given: (begun.set(), gate.wait(60), real(*given))[2])
+    parts = [Fixed((torch.ones(512, dtype=torch.uint8),)) for _ in range(2)]
+    with pytest.raises(ParkRefused, match="fewer segments"):
+        a.carrier.out(client.memory, parts, [segments, ()], hurry=False)
+    assert begun.wait(60)
+    wait = carriers.wait
+    monkeypatch.setattr(carriers, "wait", lambda under: (waited.append(len(under)), gate.set(), wait(under)))
+    a.carrier.settle()
+    assert waited == [1], "its segments are somebody else's from here on"
+
+
+def test_threads_run_where_they_may_when_their_cores_are_gone(lane):
+    a = lane()
+    a.carrier._cores = {1 << 12}
+    a.turn(ids(100), [1])
+    a.settle()
+    assert a.counters.parks == 1
