@@ -30,6 +30,7 @@ from lanes.device.registered import Registered
 ALIGNMENT_BYTES = 512
 ZEROED_AT_ONCE_BYTES = 4 << 20  # so that the memory's bandwidth is left to others in between
 NICE = 10
+ALIVE_S = 1.0  # between two looks whether the thread that is waited for still runs
 _Work = tuple[int, int] | threading.Event | Callable[[], None] | None
 
 
@@ -39,7 +40,8 @@ class Arena:
     def __init__(self, size_bytes: int, registered: Registered | None) -> None:
         self.size_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._map = mmap.mmap(-1, max(self.size_bytes, mmap.PAGESIZE))
-        self._map.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel without them
+            self._map.madvise(mmap.MADV_HUGEPAGE)
         self._map.madvise(mmap.MADV_DONTDUMP)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._address = self._bytes.ctypes.data
@@ -85,10 +87,11 @@ class Arena:
         self._work.put(work)
 
     def flush(self) -> None:
-        """Until the thread has done what it was given."""
+        """Until the thread has done what it was given, or has ended: by a copy that failed."""
         done = threading.Event()
         self._work.put(done)
-        done.wait()
+        while not done.wait(ALIVE_S) and self._thread.is_alive():
+            pass
 
     def close(self) -> None:
         """Ends the thread and gives the registration back; tensors may live on."""

@@ -1,5 +1,7 @@
 """The arena: places that never overlap, are zero when they are given out, and come back when nothing refers to them."""
 
+import errno
+import mmap
 import random
 import threading
 
@@ -102,3 +104,30 @@ def test_without_a_driver_nothing_is_registered():
     registered.drop(1 << 20)
     registered.close()
     assert registered.bytes == 0
+
+
+def test_nobody_waits_for_a_thread_that_a_failed_copy_has_ended(arena, monkeypatch):
+    failed = []
+    monkeypatch.setattr(threading, "excepthook", lambda given: failed.append(given.exc_type))
+
+    def copy() -> None:
+        raise RuntimeError("the device is gone")
+
+    held = arena.allocate((1 << 20,), torch.uint8)
+    arena.later(copy)
+    assert arena.allocate((16,), torch.uint8) not in arena
+    assert failed == [RuntimeError]
+    del held
+
+
+def test_a_kernel_without_huge_pages_is_as_good(monkeypatch):
+    class Map(mmap.mmap):
+        def madvise(self, option: int) -> None:
+            if option == mmap.MADV_HUGEPAGE:
+                raise OSError(errno.EINVAL, "not configured")
+            super().madvise(option)
+
+    monkeypatch.setattr(mmap, "mmap", Map)
+    arena = Arena(1 << 16, None)
+    assert arena.allocate((16,), torch.uint8) in arena
+    arena.close()
