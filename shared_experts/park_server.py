@@ -230,6 +230,8 @@ class ParkServer(ListeningThread):
         self._looked_s = time.monotonic()
         while host_memory.available_bytes() < host_memory.floor_bytes() and self.index.evict():
             given = self.index.forget_fresh()
+            if not given:  # lanes register everything anew for each punch
+                continue
             for number in given:
                 self._last_tenant.pop(number, None)
             with contextlib.suppress(ParkError):

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared_experts import cli_own, limits
+from shared_experts import cli_own, host_memory, limits
 from shared_experts import park_messages as words
 from shared_experts.errors import ParkError, ParkRefused, ParkUnavailable
 from shared_experts.park_client import ParkClient
@@ -198,3 +198,19 @@ def test_the_socket_is_ours_alone_and_goes_with_the_owner(tmp_path):
     server.close()
     server.close()
     assert not (tmp_path / "park.sock").exists()
+
+
+def test_only_memory_that_was_given_back_is_told(pool, client, monkeypatch):
+    for name in (b"1", b"2"):
+        client.lease(T, [(name * 16, 4096), (b"c" * 15 + name, 4096), (b"h" * 15 + name, 4096)])
+        client.publish(T, 1, [(100, name * 16, 1)])
+    short = iter([True, False])
+    monkeypatch.setattr(host_memory, "floor_bytes", lambda: 1)
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 0 if next(short, False) else 2)
+    pool._looked_s = 0.0
+    wait_for(lambda: client.changes(0) and len(pool.index) == 1)
+    client.changes(0)
+    assert client.memory.punches == 0, "the first one's segments lie in front of the second one's"
+    pool._looked_s, short = 0.0, iter([True, False])
+    wait_for(lambda: client.changes(0) and client.memory.punches)
+    assert len(pool.index) == 0
