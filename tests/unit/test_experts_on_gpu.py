@@ -139,3 +139,17 @@ def choose(ids):
     """(x, ids, weights)."""
     chosen = torch.tensor(ids)
     return torch.linspace(-1, 1, 32 * len(ids)).reshape(-1, 32), chosen, torch.full(chosen.shape, 0.5)
+
+
+def test_few_rows_that_ran_eagerly_are_waited_for_at_their_end(small, monkeypatch):
+    rig, waited = small(16), []
+    rig.experts.forward(0, *choose([[0, 1]]))
+
+    class Stream:
+        def synchronize(self):
+            waited.append(rig.cache.version)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    before, rig.experts.device = rig.cache.version, torch.device("cuda")
+    rig.experts.end_window()
+    assert waited == [before], "before the table changes and the log is read"

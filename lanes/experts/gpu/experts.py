@@ -199,7 +199,7 @@ class GpuExperts:
         one of its windows waits for its first routing.
         Raises HandshakeLost where the CPU's share was lost: what the window computed is void.
         """
-        if self._is_wide and self.device.type == "cuda":
+        if (self._is_wide or not self._open) and self.device.type == "cuda":  # nobody has waited for the stream
             torch.cuda.current_stream(self.device).synchronize()
         borrowed, share = self._prompt.end_window(), self.share if self._shared else None
         counts = None if share is None else share.counts
