@@ -74,6 +74,10 @@ class PinnedHost(Host):
         """The same memory, where the arena keeps it for as long as somebody refers to it."""
         return tuple(tensor if tensor in self._arena else self._clone(tensor) for tensor in tensors)
 
+    def erase(self) -> None:
+        """Of the staging area."""
+        self._staging.erase()
+
     def _clone(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.allocate(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 

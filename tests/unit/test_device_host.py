@@ -69,3 +69,19 @@ def test_what_is_kept_and_what_goes_out_and_back(room):
     assert all(torch.equal(x, y) for x, y in zip(kept, seat, strict=True))
     assert [tensor.flatten()[0].item() for tensor in seat] == [1, 2, 3, 4]
     arena.close()
+
+
+def test_another_tenant_finds_nothing_that_went_through():
+    arena, side = Arena(1 << 16, None), Side(torch.device("cpu"))
+    staging = Staging(side, room_bytes(SPECS))
+    host = PinnedHost(arena, side, staging)
+    seat = cut(memory(), SPECS)
+    for tensor in seat:
+        tensor.fill_(1)
+    kept, _ = host.keep(seat)
+    whole = staging.piece(staging.size_bytes).memory
+    assert whole.any()
+    host.erase()
+    assert not whole.any()
+    assert all(tensor.all() for tensor in kept), "what was kept is its own"
+    arena.close()

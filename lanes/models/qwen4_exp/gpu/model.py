@@ -68,7 +68,7 @@ class GpuQwen4Exp:
         self.spec, self.state_shape, self.device, self.dtype = inner.spec, inner.state_shape, inner.device, inner.dtype
         self.near: Near | None = None  # as the inner model's, which runs a prompt's windows
         self._inner, self._experts = inner, experts
-        self.seat = Seat(inner.state_shape, context_tokens, inner.device, host)
+        self.seat, self._host = Seat(inner.state_shape, context_tokens, inner.device, host), host
         on_gpu = inner.device.type == "cuda"
         self._window = DecodeWindow(inner, experts, self.seat)
         self._logits = torch.zeros(self._window.logits.shape, pin_memory=on_gpu)
@@ -141,6 +141,7 @@ class GpuQwen4Exp:
         self._window.erase()
         if self._fetched is not None:
             self._fetched.erase()
+        self._host.erase()
         self._logits.zero_()
 
     def narrow_guesses(self, token_ids: Sequence[int]) -> None:
