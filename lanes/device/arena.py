@@ -15,7 +15,6 @@ import contextlib
 import ctypes
 import math
 import mmap
-import os
 import queue
 import threading
 import weakref
@@ -25,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lanes.affinity import step_back
 from lanes.device.registered import Registered
 
 ALIGNMENT_BYTES = 512
 ZEROED_AT_ONCE_BYTES = 4 << 20  # so that the memory's bandwidth is left to others in between
-NICE = 10
 ALIVE_S = 1.0  # between two looks whether the thread that is waited for still runs
 _Work = tuple[int, int] | threading.Event | Callable[[], None] | None
 
@@ -126,8 +125,7 @@ def _run(
     given: queue.SimpleQueue[_Work], memory: npt.NDArray[np.uint8], give: weakref.WeakMethod[Callable[[int, int], None]]
 ) -> None:
     """The thread of an arena that may be gone."""
-    with contextlib.suppress(OSError):  # nobody waits for it but who has no memory
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    step_back()  # nobody waits for it but who has no memory
     while (work := given.get()) is not None:
         if isinstance(work, threading.Event):
             work.set()

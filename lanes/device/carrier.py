@@ -12,9 +12,7 @@ Not here: which parts (parking). Invariant: what is told to the computing stream
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import torch
 import xxhash
 
+from lanes.affinity import keep_to, step_back
 from lanes.device import pages
 from lanes.device.pool_pins import PoolPins
 from lanes.device.side import Side
@@ -36,7 +35,6 @@ from shared_experts.errors import ParkRefused
 from shared_experts.park_memory import ParkMemory
 
 THREADS = 4  # that take digests: together a link's rate
-NICE = 10  # of the thread that copies while windows run
 
 
 class _Under(Job):
@@ -69,9 +67,8 @@ class DeviceCarrier(Carrier):
     ) -> None:
         """`stays(tensor)`: its memory is not written while somebody refers to it (an `Arena`'s)."""
         self._side, self._staging, self._pins, self._seat, self._stays = side, staging, pins, seat, stays
-        self._cores = set(cores)
-        self._quick = ThreadPoolExecutor(THREADS, "park", self._spread)
-        self._slow = ThreadPoolExecutor(1, "park-beside", _step_back)
+        self._quick = ThreadPoolExecutor(THREADS, "park", keep_to, (set(cores),))
+        self._slow = ThreadPoolExecutor(1, "park-beside", step_back)
         self._under: list[Future[bytes]] = []
         self._stopping = threading.Event()
         self.batch_bytes = staging.half_bytes
@@ -178,17 +175,6 @@ class DeviceCarrier(Carrier):
         if self._pins.stale(memory):
             self._side.copied().wait()
             self._pins.drop()
-
-    def _spread(self) -> None:
-        if self._cores:
-            with contextlib.suppress(OSError):  # of cores that were taken away meanwhile
-                os.sched_setaffinity(0, self._cores)
-
-
-def _step_back() -> None:
-    """The thread gets what computing leaves."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def _digest(memory: ParkMemory, runs: pages.Runs, arrival: Arrival) -> bytes:

@@ -22,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lanes.affinity import keep_to
+
 HELD = 2
 FEW_TOKENS = 64  # whose rows are found faster than a thread wakes up
 
@@ -60,7 +62,7 @@ class Ahead:
         while len(self._gatherings) >= HELD:
             self._gatherings.pop(0).give_up()
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, self._name, self._settle)
+            self._thread = ThreadPoolExecutor(1, self._name, keep_to, (self._cores,))
         given_up = Event()
         found = self._thread.submit(self._gather, ids, given_up.is_set)
         self._gatherings.append(_Gathering(ids, found, given_up))
@@ -78,7 +80,3 @@ class Ahead:
         """Nobody will take what is gathered."""
         while self._gatherings:
             self._gatherings.pop().give_up()
-
-    def _settle(self) -> None:
-        with contextlib.suppress(OSError):  # of cores that were taken away meanwhile
-            os.sched_setaffinity(0, self._cores)
