@@ -26,6 +26,7 @@ import torch
 
 from lanes.affinity import step_back
 from lanes.device.registered import Registered
+from shared_experts.layout import align
 
 ALIGNMENT_BYTES = 512
 ZEROED_AT_ONCE_BYTES = 4 << 20  # so that the memory's bandwidth is left to others in between
@@ -37,7 +38,7 @@ class Arena:
     """`size_bytes` of memory, registered by `registered` where it can."""
 
     def __init__(self, size_bytes: int, registered: Registered | None) -> None:
-        self.size_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.size_bytes = align(size_bytes, mmap.PAGESIZE)
         self._map = mmap.mmap(-1, max(self.size_bytes, mmap.PAGESIZE))
         with contextlib.suppress(OSError):  # a kernel without them
             self._map.madvise(mmap.MADV_HUGEPAGE)
@@ -101,7 +102,7 @@ class Arena:
 
     def _take(self, size_bytes: int) -> int | None:
         """The first place that is large enough."""
-        size_bytes = _rounded(size_bytes)
+        size_bytes = align(size_bytes, ALIGNMENT_BYTES)
         with self._lock:
             for at, (first, end) in enumerate(self._free):
                 if end - first >= size_bytes:
@@ -137,10 +138,6 @@ def _run(
                 part = min(ZEROED_AT_ONCE_BYTES, first + size_bytes - at)
                 ctypes.memset(memory.ctypes.data + at, 0, part)  # without the interpreter's lock
             if (back := give()) is not None:
-                back(first, first + _rounded(size_bytes))
+                back(first, first + align(size_bytes, ALIGNMENT_BYTES))
             del back
         del work
-
-
-def _rounded(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

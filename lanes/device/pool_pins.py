@@ -11,6 +11,7 @@ import structlog
 
 from lanes.device.pin import PAGE_BYTES
 from lanes.device.registered import Registered
+from shared_experts.layout import align
 from shared_experts.park_memory import ParkMemory
 
 PIECE_BYTES = 64 << 20
@@ -45,7 +46,7 @@ class PoolPins:
         for piece in missing:
             at = piece * self.piece_bytes
             size = min(self.piece_bytes, memory.total_bytes - at)
-            size = -(-size // PAGE_BYTES) * PAGE_BYTES  # the map ends with a page
+            size = align(size, PAGE_BYTES)  # the map ends with a page
             self._pieces.add(piece)
             if self._registered is None or self._registered.add(memory.address + at, size) or self.refused:
                 continue

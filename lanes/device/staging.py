@@ -12,6 +12,7 @@ from lanes.device.side import Side
 from lanes.state.host import HERE, Arrival, room_bytes
 from lanes.state.sequence import SequenceState
 from lanes.state.shape import StateShape
+from shared_experts.layout import align
 
 ALIGNMENT_BYTES = 512
 
@@ -32,7 +33,7 @@ class Staging:
     """At least `size_bytes`, taken at once."""
 
     def __init__(self, side: Side, size_bytes: int) -> None:
-        self.half_bytes = -(-size_bytes // (2 * ALIGNMENT_BYTES)) * ALIGNMENT_BYTES
+        self.half_bytes = align(size_bytes, 2 * ALIGNMENT_BYTES) // 2
         self._memory = torch.empty(2 * self.half_bytes, dtype=torch.uint8, device=side.device)
         self._side, self._next = side, 0
         self.free: list[Arrival] = [HERE, HERE]

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from shared_experts.layout import align
+
 PLACE_BYTES = 512  # where a tensor may begin in memory of many
 Spec = tuple[tuple[int, ...], torch.dtype]
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]  # (to, from), of equal shapes
@@ -35,7 +37,7 @@ def cut(memory: torch.Tensor, specs: Iterable[Spec]) -> list[torch.Tensor]:
 
 def _place_bytes(spec: Spec) -> int:
     size, dtype = spec
-    return -(-math.prod(size) * dtype.itemsize // PLACE_BYTES) * PLACE_BYTES
+    return align(math.prod(size) * dtype.itemsize, PLACE_BYTES)
 
 
 class Arrival:
