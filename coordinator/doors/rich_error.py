@@ -32,17 +32,13 @@ DOMAIN = "expressway"
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 
-def rich_status(error: CoordinatorError) -> status_pb2.Status:
-    """The error with its details."""
-    return status_pb2.Status.FromString(_status(*_said(error)))
-
-
 def trailing(error: CoordinatorError) -> Metadata:
     """What ends the call beside its status."""
     found: list[tuple[str, str | bytes]] = [(ERROR_CODE_KEY, error.code)]
-    if error.retryable:
-        found.append((RETRY_AFTER_KEY, f"{_wait_s(error):g}"))
-    found.append((DETAILS_KEY, _status(*_said(error))))
+    wait_s = _wait_s(error) if error.retryable else None
+    if wait_s is not None:
+        found.append((RETRY_AFTER_KEY, f"{wait_s:g}"))
+    found.append((DETAILS_KEY, _status(error.grpc, error.code, error.message, error.param, wait_s)))
     return tuple(found)
 
 
@@ -51,13 +47,6 @@ async def abort(context: grpc.aio.ServicerContext, error: CoordinatorError) -> N
     words = _words(error.message, error.param)
     await context.abort(grpc.StatusCode[error.grpc], words, trailing_metadata=trailing(error))
     raise AssertionError("abort always raises")
-
-
-_Said: TypeAlias = tuple[str, str, str, str | None, float | None]
-
-
-def _said(error: CoordinatorError) -> _Said:
-    return error.grpc, error.code, error.message, error.param, _wait_s(error) if error.retryable else None
 
 
 @functools.lru_cache(maxsize=64)  # under overload the same refusal is said again and again; it takes 40 µs to make

@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from coordinator import limits
-from coordinator.doors.rich_error import DETAILS_KEY, RETRY_AFTER_KEY, rich_status, trailing
+from coordinator.doors.rich_error import DETAILS_KEY, RETRY_AFTER_KEY, trailing
 from coordinator.errors import AnswerCut, CoordinatorError, Interrupted, OutOfRange, QueueFull
 
 
@@ -19,6 +19,11 @@ def kinds(kind: type[CoordinatorError] = CoordinatorError) -> Iterator[type[Coor
         if below.__module__.startswith("coordinator.errors.") and below not in (Interrupted, AnswerCut):
             yield below
         yield from kinds(below)
+
+
+def rich_status(error: CoordinatorError) -> status_pb2.Status:
+    """As it arrives."""
+    return status_pb2.Status.FromString(bytes(dict(trailing(error))[DETAILS_KEY]))  # type: ignore[arg-type]
 
 
 def details(status: status_pb2.Status) -> dict[str, object]:
