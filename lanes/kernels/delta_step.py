@@ -8,6 +8,8 @@ o = g S^T q + (k . q) beta (v - g S^T k), so that the state itself is moved on o
 With three and four rows the three launches, of four times as many programs, are faster. State, tail and what a replay
 needs are the same, so windows of both kinds follow each other; of kept rows q is not written: no replay reads it.
 
+Heads whose keys and values have two sizes are not for it (`serves`): there the three launches do every window.
+
 Letters: R rows, T taps, N value heads, A key heads, K key size, V value size (the same), C channels (2AK + NV).
 """
 
@@ -22,6 +24,11 @@ from lanes.kernels.deltanet import DeltaRows, DeltaShape
 from lanes.models.qwen4_exp.deltanet import L2_EPS
 
 
+def serves(shape: DeltaShape) -> bool:
+    """Whether a layer has sizes that the one launch knows."""
+    return shape.key_dim == shape.value_dim
+
+
 def step(
     shape: DeltaShape, projected: torch.Tensor, ba: torch.Tensor, taps: torch.Tensor, rate: torch.Tensor,
     shift: torch.Tensor, norm: torch.Tensor, eps: float, tail: torch.Tensor, accepted: torch.Tensor, raw: torch.Tensor,
@@ -33,7 +40,7 @@ def step(
     Everything else is as `lanes.kernels.deltanet` has it. readers int32 [A] is zero before and afterwards: the value
     heads of a key head count there who has read its rows, the last one moves them on.
     """
-    assert shape.key_dim == shape.value_dim, "a head's vectors lie side by side"
+    assert serves(shape), "a head's vectors lie side by side"
     a, n, d = shape.key_heads, shape.value_heads, shape.key_dim
     _step[(n,)](
         projected, projected.stride(0), ba, taps, rate, shift, norm, eps, tail, accepted, raw, pending.mixed,

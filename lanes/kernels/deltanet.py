@@ -68,12 +68,11 @@ def prepare(
     of a model can share.
     """
     heads = 2 * shape.key_heads + shape.value_heads
-    assert shape.key_dim == shape.value_dim, "one program convolves one head of either kind"
     _prepare[(heads + 1,)](
         qkv, qkv.stride(0), ba, taps, rate, shift, tail, accepted, raw, pending.mixed, pending.decay, pending.beta,
         replay.mixed, replay.decay, replay.beta, R=qkv.shape[0], BEFORE=raw.shape[0], TAPS=shape.taps,
-        A=shape.key_heads, N=shape.value_heads, NP=triton.next_power_of_2(shape.value_heads), D=shape.key_dim,
-        C=shape.channels, EPS=L2_EPS, num_warps=1, **early.options(),
+        A=shape.key_heads, N=shape.value_heads, NP=triton.next_power_of_2(shape.value_heads), K=shape.key_dim,
+        V=shape.value_dim, C=shape.channels, EPS=L2_EPS, num_warps=1, **early.options(),
     )  # fmt: skip
 
 
@@ -101,14 +100,14 @@ def finish(
 
 
 @triton.jit
-def _column(i: tl.constexpr, at, qkv, stride, tail, raw, count, TAPS: tl.constexpr, C: tl.constexpr):
+def _column(i: tl.constexpr, at, own, qkv, stride, tail, raw, count, TAPS: tl.constexpr, C: tl.constexpr):
     """Channel values of row i of the window; before it (i < 0) come the last one's accepted rows, then the tail."""
     if i >= 0:
-        value = tl.load(qkv + i * stride + at)
+        value = tl.load(qkv + i * stride + at, mask=own, other=0.0)
     else:
         place = count + i  # in the window before; below 0 still further back
-        old = tl.load(tail + (place + TAPS - 1) * C + at, mask=(place < 0) & (at >= 0), other=0.0)
-        value = tl.load(raw + place * C + at, mask=(place >= 0) & (at >= 0), other=0.0) + old
+        old = tl.load(tail + (place + TAPS - 1) * C + at, mask=(place < 0) & own, other=0.0)
+        value = tl.load(raw + place * C + at, mask=(place >= 0) & own, other=0.0) + old
     return value
 
 
@@ -116,32 +115,36 @@ def _column(i: tl.constexpr, at, qkv, stride, tail, raw, count, TAPS: tl.constex
 def _prepare(
     qkv, stride, ba, taps, rate, shift, tail, accepted, raw, mixed, decay, beta, old_mixed, old_decay, old_beta,
     R: tl.constexpr, BEFORE: tl.constexpr, TAPS: tl.constexpr, A: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
-    D: tl.constexpr, C: tl.constexpr, EPS: tl.constexpr, EARLY: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, EPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     # A program reads and moves its own channels only, so what it overwrites nobody else needs.
     early.behind(EARLY)
     head = tl.program_id(0)
     count = tl.load(accepted)
     if head < 2 * A + N:
-        at = head * D + tl.arange(0, D)
+        # Heads of either kind have a program each; the smaller ones leave some of its channels out.
+        D: tl.constexpr = K if K > V else V
+        at = tl.where(head < 2 * A, head * K, 2 * A * K + (head - 2 * A) * V) + tl.arange(0, D)
+        own = tl.arange(0, D) < tl.where(head < 2 * A, K, V)
         for r in tl.static_range(BEFORE):
-            tl.store(old_mixed + r * C + at, tl.load(mixed + r * C + at))
+            tl.store(old_mixed + r * C + at, tl.load(mixed + r * C + at, mask=own), mask=own)
         for r in tl.static_range(R):
             total = tl.zeros((D,), tl.float32)
             for t in tl.static_range(TAPS):
-                x = _column(r + t - (TAPS - 1), at, qkv, stride, tail, raw, count, TAPS, C)
-                total += tl.load(taps + t * C + at) * x
-            total = total / (1.0 + tl.exp(-total))
+                x = _column(r + t - (TAPS - 1), at, own, qkv, stride, tail, raw, count, TAPS, C)
+                total += tl.load(taps + t * C + at, mask=own, other=0.0) * x
+            total = total / (1.0 + tl.exp(-total))  # 0 stays 0
             if head < 2 * A:
                 total *= tl.rsqrt(tl.sum(total * total, axis=0) + EPS)
             if head < A:
-                total *= D**-0.5
-            tl.store(mixed + r * C + at, total)
+                total *= K**-0.5
+            tl.store(mixed + r * C + at, total, mask=own)
         # In place, oldest first: a row moves towards the front only.
         for t in tl.static_range(TAPS - 1):
-            tl.store(tail + t * C + at, _column(t - (TAPS - 1), at, qkv, stride, tail, raw, count, TAPS, C))
+            value = _column(t - (TAPS - 1), at, own, qkv, stride, tail, raw, count, TAPS, C)
+            tl.store(tail + t * C + at, value, mask=own)
         for r in tl.static_range(R):
-            tl.store(raw + r * C + at, tl.load(qkv + r * stride + at))
+            tl.store(raw + r * C + at, tl.load(qkv + r * stride + at, mask=own), mask=own)
     else:
         n = tl.arange(0, NP)
         known = n < N

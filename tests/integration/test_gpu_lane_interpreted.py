@@ -3,6 +3,7 @@
 tests/gpu has the same cases, compiled and captured.
 """
 
+import dataclasses
 import random
 from types import SimpleNamespace
 
@@ -13,8 +14,8 @@ import triton
 from bench import exactness_cases
 from bench import gpu_lane_cases as cases
 from bench.exactness_cases import Ground
-from bench.gpu_lane_rig import CONTEXT, cpu_lane, gpu_lane, small_pack
-from bench.near_tie import apart
+from bench.gpu_lane_rig import CONTEXT, SMALL, cpu_lane, gpu_lane, small_pack
+from bench.near_tie import apart, tolerance
 from lanes import limits
 from lanes.experts.gpu.pace import LayerPace
 from lanes.kernels import experts, products
@@ -121,6 +122,15 @@ def test_a_prompt_then_windows_then_a_settled_state(pack):
 
 def test_greedy_rows_come_as_ids(pack):
     cases.greatest_alone(pack, "cpu", cases.prompt(pack, cases.PROMPT + 4))
+
+
+def test_keys_and_values_of_two_sizes(tmp_path):
+    """As the demo model's DeltaNet heads have them: windows of every number of rows, rejected ones among them."""
+    sizes = dataclasses.replace(SMALL, linear_key_head_dim=32, linear_value_head_dim=16)
+    with small_pack(tmp_path, sizes) as pack:
+        ids = cases.prompt(pack, cases.PROMPT + 8)
+        want = cases.spoken(cpu_lane(pack), ids, [1])
+        apart(cases.tried(gpu_lane(pack), ids), want, tolerance(pack))
 
 
 def test_matrices_in_bf16(pack):

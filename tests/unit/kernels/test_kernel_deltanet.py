@@ -16,6 +16,8 @@ pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kern
         (DeltaShape(1, 2, 16, 16, 4), [(1, 1), (1, 1), (4, 2), (3, 0), (2, 2), (4, 4), (1, 1)]),
         (DeltaShape(2, 2, 16, 16, 2), [(4, 3), (4, 1)]),
         (DeltaShape(1, 3, 16, 16, 5), [(4, 1), (1, 1), (2, 1)]),  # a tail that outlives several windows
+        (DeltaShape(2, 4, 32, 16, 4), [(1, 1), (4, 3), (2, 1)]),  # keys and values of two sizes
+        (DeltaShape(1, 2, 16, 32, 4), [(4, 3), (2, 1)]),
     ],
 )
 def test_windows_with_rejected_rows(shape, windows):

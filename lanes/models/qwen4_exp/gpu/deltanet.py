@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lanes.kernels.delta_step import step
+from lanes.kernels import delta_step
 from lanes.kernels.deltanet import DeltaRows, DeltaShape, finish, prepare, rule
 from lanes.kernels.products import FEW_ROWS, two_products
 from lanes.models.qwen4_exp.deltanet import DeltaNet
@@ -60,6 +60,7 @@ class DeltaNetWindow:
     def __init__(self, block: DeltaNet, spec: Spec, state: RecurrentState, replay: DeltaRows, accepted: torch.Tensor):
         self._block, self._state, self._replay, self._accepted = block, state, replay, accepted
         self._shape, self._silu, self._eps = delta_shape(spec), spec.gate == "silu", spec.eps
+        self._most_at_once = FEW_ROWS if delta_step.serves(self._shape) else 0
         device = state.matrix.device
         self._taps = torch.stack(list(block.taps))  # [T, C]
         self._pending = delta_rows(self._shape, device)
@@ -84,8 +85,8 @@ class DeltaNetWindow:
 
     def _advance(self, d: DeltaActivations) -> None:
         block, shape = self._block, self._shape
-        if len(d.out) <= FEW_ROWS:
-            step(
+        if len(d.out) <= self._most_at_once:
+            delta_step.step(
                 shape, d.projected, d.gates, self._taps, block.rate, block.shift, block.norm, self._eps,
                 self._state.conv, self._accepted, self._raw, self._pending, self._state.matrix, d.readers[0],
                 d.gated_rounded, silu=self._silu,
