@@ -77,8 +77,8 @@ def cuda_parts(opened: Opened) -> Parts:
     if pinned.mode != "mapped":
         raise CudaUnavailable(f"--device cuda: {device.name} cannot register read-only host memory; try a newer driver")
     spec = Spec.from_config(opened.pack.manifest.config)
-    check_served(spec, info)
     context_tokens = opened.context_tokens(spec)
+    check_served(spec, info, context_tokens)
     shape = spec.state_shape(DTYPES[opened.pack.manifest.dense_dtype], drafts=opened.draft_layer)
     seat_bytes = shape.bytes(context_tokens)
     staging_bytes = size_for(shape)

@@ -55,6 +55,12 @@ class Chosen:
         return cls(integers(rows, chosen), scores, integers(rows, width), integers(rows, width))
 
 
+def serves(blocks: int, chosen: int) -> bool:
+    """Whether merge can look through the candidates of a capacity of so many blocks."""
+    chunks = triton.cdiv(blocks, CHUNK)
+    return blocks <= chosen or chunks == 1 or triton.next_power_of_2(chunks * chosen) <= MOST_CANDIDATES
+
+
 def choose(
     queries: torch.Tensor, block_keys: torch.Tensor, length: torch.Tensor, block_tokens: int, out: Chosen
 ) -> None:  # fmt: skip
@@ -107,7 +113,7 @@ def _best_of(
     )  # fmt: skip
     if chunks > 1:
         padded = triton.next_power_of_2(chunks * chosen)
-        assert padded <= MOST_CANDIDATES, (capacity, chosen)
+        assert serves(capacity, chosen), (capacity, chosen)
         _merge_chunks[(rows,)](
             out.candidates, out.bits, length, out.ids, T=block_tokens, K=chosen, N=chunks, CHUNK=CHUNK, NP=padded,
             num_warps=8 if padded <= FEW.value else 32,
@@ -214,7 +220,8 @@ def _best(value, K: tl.constexpr):
     greater = value > cut
     equal = value == cut
     room = K - tl.sum(greater.to(tl.int32), axis=0)
-    before = tl.cumsum(greater.to(tl.int32) + (equal.to(tl.int32) << 16), axis=0)  # both counts, this one included
-    keep = greater | (equal & ((before >> 16) <= room))
-    place = (before & 0xFFFF) + tl.minimum(before >> 16, room) - 1
+    # Both counts, this one included: fewer than K are greater, 32,768 may be equal.
+    before = tl.cumsum(greater.to(tl.int32) + (equal.to(tl.int32) << 15), axis=0)
+    keep = greater | (equal & ((before >> 15) <= room))
+    place = (before & 0x7FFF) + tl.minimum(before >> 15, room) - 1
     return keep, place

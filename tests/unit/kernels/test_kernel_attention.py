@@ -62,6 +62,16 @@ def test_merges_of_every_width(monkeypatch, length):
     cases.check_choice("cpu", 1, 4100, length, 300, zeros=0.3)
 
 
+def test_as_many_equal_candidates_as_there_can_be():
+    """64 chunks of a million tokens, nothing scored: the first ones, as everywhere."""
+    blocks, chosen = 64 * index.CHUNK, 512
+    assert index.serves(blocks, chosen)
+    ids = index.choose_rows(torch.zeros(1, 1, blocks), 4 * blocks - 1, 4, chosen, 32, blocks)
+    assert ids[0].tolist() == list(range(chosen))
+    assert not index.serves(65 * index.CHUNK, chosen)
+    assert index.serves(65 * index.CHUNK, 65 * index.CHUNK)  # every row reads everything
+
+
 def test_the_block_of_the_model():
     """The CPU lane's attention layer, a prompt at once, against windows of the kernels over the same weights."""
     config = TinyConfig(
