@@ -204,7 +204,10 @@ def _share(
         cores[0] if config.pinned else None,
     )
     opened.stack.callback(started.share.close)
-    started.share.on_split = lambda bias, counts: _log.info("expert_split", bias=bias, cpu_of_misses=counts.tolist())
+    started.share.on_split = lambda bias, line, counts: _log.info(
+        "expert_split", bias=bias, cpu_us=round(line.each_us, 1), cpu_start_us=round(line.start_us, 1),
+        cpu_of_misses=counts.tolist(),
+    )  # fmt: skip
     _log.info(
         "expert_share",
         threads=kernel.threads,

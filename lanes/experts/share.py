@@ -54,6 +54,7 @@ class _Config(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("layers", "experts", "rows", "chosen")),
         *((name, ctypes.c_void_p) for name in ("resident", "addresses", "cpu_of_misses")),
         ("silence_ns", ctypes.c_int64),
+        ("spent", ctypes.c_void_p),
     )
 
 
@@ -64,6 +65,7 @@ class Tables:
     resident: npt.NDArray[np.bool_]  # [L, E]
     addresses: npt.NDArray[np.uint64]  # [L, E], in this process
     cpu_of_misses: npt.NDArray[np.int32]  # [P + 1]
+    spent: npt.NDArray[np.int64]  # [P + 1, 2] written by the thread, in windows: see share.h
 
 
 def block_of(kernel: ExpertKernel, rows: int, chosen: int) -> Block:
@@ -98,6 +100,7 @@ class CpuShare:
             check_array("addresses", tables.addresses, np.uint64, layers, experts),
             check_array("cpu_of_misses", tables.cpu_of_misses, np.int32, rows * chosen + 1),
             int(silence_s * 1e9),
+            check_array("spent", tables.spent, np.int64, rows * chosen + 1, 2),
         )  # fmt: skip
         share = ctypes.c_void_p()
         self._native.check(

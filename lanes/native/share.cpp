@@ -22,6 +22,7 @@ using namespace experts;
 namespace {
 
 constexpr int64_t kHotNs = 2'000'000, kSleepNs = 20'000, kGraceNs = 1'000'000'000;
+constexpr int64_t kMostSpentNs = 4'000'000;  // a layer that took longer was held up by something else
 constexpr int32_t kMostBlockPairs = 1024;
 constexpr int kLooks = 64;  // at the doorbell between two looks at the clock
 
@@ -56,6 +57,7 @@ struct expert_share {
   std::atomic<uint32_t> orders{0};  // +1 for every window and for the end; the thread sleeps on it
   std::atomic<uint64_t> count{0};
   std::atomic<bool> stopping{false};
+  int64_t rung_ns = 0;  // when the thread saw the last doorbell
   Wait ordered;
   std::mutex ending;
   std::condition_variable ended;
@@ -64,7 +66,7 @@ struct expert_share {
   void run(int32_t core);
   void look_after();
   bool await(uint64_t n);
-  bool serve();
+  int32_t serve();
   // The first error stays.
   void end(int32_t reason) {
     int32_t now = state.load();
@@ -72,10 +74,13 @@ struct expert_share {
     }
     __atomic_store_n(word(at.done), SHARE_RELEASED, __ATOMIC_RELEASE);
   }
-  // False where the window was given up meanwhile.
-  bool answer(uint64_t n) {
+  // After `serve`, of a layer with so many experts for the CPU. False where the window was given up meanwhile.
+  bool answer(uint64_t n, int32_t jobs) {
+    if (jobs < 0) return false;
     uint64_t before = n - 1;
-    progress_ns.store(now_ns());
+    const int64_t now = now_ns();
+    progress_ns.store(now);
+    config.spent[2 * jobs] += 1, config.spent[2 * jobs + 1] += std::min(now - rung_ns, kMostSpentNs);
     return __atomic_compare_exchange_n(word(at.done), &before, n, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
   }
   uint64_t* word(int64_t offset) const { return reinterpret_cast<uint64_t*>(block + offset); }
@@ -109,7 +114,7 @@ void expert_share::run(int32_t core) {
       const std::lock_guard<std::mutex> alone(pool->pool.callers);
       pool->pool.rouse();
     }
-    for (uint64_t n = 1; n <= layers && await(n) && serve() && answer(n); ++n) {
+    for (uint64_t n = 1; n <= layers && await(n) && answer(n, serve()); ++n) {
       int32_t armed = SHARE_ARMED;
       if (n == layers) state.compare_exchange_strong(armed, SHARE_IDLE);
     }
@@ -138,6 +143,7 @@ bool expert_share::await(uint64_t n) {
       const uint64_t rung = __atomic_load_n(word(at.doorbell), __ATOMIC_ACQUIRE);
       if (rung == n) {
         if (state.load() != SHARE_ARMED) return false;  // given up: what the layer needs may be gone
+        rung_ns = now_ns();
         return pool->pool.hot(true), true;
       }
       if (rung != n - 1) return end(SHARE_OUT_OF_ORDER), false;
@@ -154,22 +160,22 @@ bool expert_share::await(uint64_t n) {
   }
 }
 
-// Computes the CPU's rows of the layer that the block describes.
-bool expert_share::serve() {
+// Computes the CPU's rows of the layer that the block describes: of how many experts; -1 after an error.
+int32_t expert_share::serve() {
   const int32_t layer = input(at.layer), rows = input(at.rows);
-  if (layer < 0 || layer >= config.layers || rows < 1 || rows > config.rows) return end(SHARE_BAD_INPUT), false;
+  if (layer < 0 || layer >= config.layers || rows < 1 || rows > config.rows) return end(SHARE_BAD_INPUT), -1;
   const int64_t first = int64_t{layer} * config.experts;
   const int32_t jobs = expert_split(rows, config.chosen, reinterpret_cast<const int32_t*>(block + at.ids),
                                     config.experts, config.resident + first, config.cpu_of_misses, taken.data(),
                                     offsets.data(), pair_rows.data(), slots.data());
-  if (jobs < 0) return end(SHARE_BAD_INPUT), false;
-  if (!jobs) return true;
+  if (jobs < 0) return end(SHARE_BAD_INPUT), -1;
+  if (!jobs) return 0;
   for (int32_t j = 0; j < jobs; ++j)
     records[j] = reinterpret_cast<const uint8_t*>(config.addresses[first + taken[j]]);
   const int code = expert_run(pool, &layout, jobs, records.data(), offsets.data(), pair_rows.data(), rows,
                               reinterpret_cast<const float*>(block + at.x), reinterpret_cast<float*>(block + at.y));
-  if (code) return end(SHARE_FAILED), false;
-  return true;
+  if (code) return end(SHARE_FAILED), -1;
+  return jobs;
 }
 
 EXPORT int share_block_of(int32_t rows, int32_t chosen, int32_t hidden, share_block* block) {
@@ -191,7 +197,7 @@ EXPORT int share_create(expert_pool* pool, const expert_layout* layout, const sh
   share_block at;
   if (!pool || !valid(layout) || !config || !block || reinterpret_cast<uintptr_t>(block) % 64 || core < -1 ||
       core >= kMaxCores || config->layers < 1 || config->experts < 1 || !config->resident || !config->addresses ||
-      !config->cpu_of_misses || config->silence_ns < 1 ||
+      !config->cpu_of_misses || !config->spent || config->silence_ns < 1 ||
       share_block_of(config->rows, config->chosen, layout->hidden, &at))
     return EXPERT_BAD_ARGUMENT;
   try {

@@ -60,6 +60,8 @@ typedef struct {
   const uint64_t* addresses;              // [L, E] where records lie in this process
   const int32_t* cpu_of_misses;           // [rows * chosen + 1] how many of so many misses the CPU takes
   int64_t silence_ns;
+  int64_t* spent;  // [rows * chosen + 1, 2] of layers with so many experts for the CPU: how many, ns from doorbell to answer;
+                   // only ever added to, by the thread, in a window
 } share_config;
 
 // Byte offsets inside a block, every part on a multiple of 64, the whole of 4096.

@@ -29,6 +29,7 @@ class Bench:
             self.rng.random((LAYERS, EXPERTS)) < resident,
             np.array([[self.region.record_address(n, e) for e in range(EXPERTS)] for n in range(LAYERS)], np.uint64),
             np.minimum(taken, np.arange(PAIRS + 1)).astype(np.int32),
+            np.zeros((PAIRS + 1, 2), np.int64),
         )
         size = block_of(self.kernel, ROWS, CHOSEN).bytes
         raw = np.zeros(size + 64, np.uint8)
@@ -70,6 +71,7 @@ def bench():
 
 def test_windows_of_every_size(bench):
     b = bench()
+    shares = np.zeros(PAIRS + 1, np.int64)
     for window in range(12):
         rows = window % ROWS + 1
         b.tables.resident[:] = b.rng.random((LAYERS, EXPERTS)) < window / 12  # changed between windows, in place
@@ -81,11 +83,15 @@ def test_windows_of_every_size(bench):
             b.gpu.ring(layer + 1, layer, ids, x)
             assert b.gpu.wait(layer + 1)
             part = split(ids, b.tables.resident[layer], b.tables.cpu_of_misses)
+            shares[len(part.taken)] += 1
             want = np.full((len(part.pair_rows), HIDDEN), np.nan, np.float32)
             check = ExpertKernel(b.region.layout, isa="scalar")
             check.run(b.tables.addresses[layer, part.taken], part.offsets, part.pair_rows, x, want)
             np.testing.assert_array_equal(b.gpu.y[: len(want)], want)
             assert np.isnan(b.gpu.y[len(want) :]).all()  # nothing else was written
+    number, spent_ns = b.tables.spent.T
+    np.testing.assert_array_equal(number, shares)
+    assert ((spent_ns > 0) == (shares > 0)).all()
 
 
 def test_a_window_in_flight_is_not_armed_again(bench):

@@ -104,7 +104,7 @@ def test_a_start_finds_a_doorbell_and_a_split(rig, monkeypatch):
     assert min(started.rates.link_us, started.rates.link_alone_us) > 0
     assert started.share.counts.tolist() == sorted(started.share.counts.tolist())
     told = []
-    started.share.on_split = lambda bias, counts: told.append((bias, counts))
+    started.share.on_split = lambda bias, line, counts: told.append((bias, counts))
     monkeypatch.setattr("lanes.experts.gpu.share.after", lambda climb, rows, ns: replace(climb, bias=-2.0))
     r.shared_window(1, 1)
     assert told[0][0] == -2.0

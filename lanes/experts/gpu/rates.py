@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lanes.experts.cpu_line import Line
 from lanes.experts.gpu.workspace import Workspace
 from lanes.experts.native import ExpertKernel
 from lanes.kernels import experts
@@ -80,14 +81,6 @@ def measure(
     stop.set()
     side.join()
     return Rates(link_us, beside[0].each_us, beside[0].start_us, link_alone_us, alone.each_us)
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """So many experts of a layer take start_us + count * each_us."""
-
-    start_us: float
-    each_us: float
 
 
 def line_of(one_us: float, all_us: float, count: int) -> Line:

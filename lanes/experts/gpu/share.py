@@ -2,7 +2,8 @@
 
 Between windows the done word lets every wait pass, so launches that warm kernels up or are captured never hang; what
 they compute is then void. Inside a window (`begin` .. `end`) the thread answers, and an error of either side releases
-the window and stays. Not here: which way of ringing works (probe), how many misses the CPU should take (rates, climb).
+the window and stays. Not here: which way of ringing works (probe), how many misses
+the CPU should take (cpu_line, climb).
 
 Invariant: the table of counts that the device reads is the thread's; both change between windows only, and so does the
 thread's copy of what is resident.
@@ -21,7 +22,9 @@ import torch
 
 from lanes import limits
 from lanes.errors import HandshakeLost
+from lanes.experts import cpu_line
 from lanes.experts.climb import Climb, after
+from lanes.experts.cpu_line import Line, Seen
 from lanes.experts.gpu.doorbell import Doorbell, KernelWords
 from lanes.experts.gpu.rates import Rates
 from lanes.experts.native import ExpertKernel
@@ -31,6 +34,8 @@ from lanes.kernels.fetch import fetch
 from lanes.kernels.post import Inputs
 
 _ALIGNMENT_BYTES = 64
+_LOOK = 8  # windows between two looks at what the CPU took
+_TELL = 0.25  # part by which the CPU's time must change to be told
 _SETTLE_S = 5.0  # from the last answer to the thread's own word that it is idle
 
 
@@ -72,15 +77,18 @@ class Share:
         self._counts = self._table.numpy()
         self.cpu_of_misses = torch.zeros(pairs + 1, dtype=torch.int32, device=device)  # the device's
         self._live, self._resident = resident, resident.copy()
+        self._spent = np.zeros((pairs + 1, 2), np.int64)  # the thread's
         self._thread = CpuShare(
-            kernel, Tables(self._resident, addresses, self._counts), memory.numpy(), rows, chosen, core=core,
-            silence_s=silence_s,
+            kernel, Tables(self._resident, addresses, self._counts, self._spent), memory.numpy(), rows, chosen,
+            core=core, silence_s=silence_s,
         )  # fmt: skip
         self._rest()
         self.doorbell: Doorbell = KernelWords(self._rung, self._done)
-        self.on_split: Callable[[float, I32], None] = lambda bias, counts: None  # is told what the search has found
-        self._rates: Rates | None = None
-        self._climb = Climb()
+        # Is told what the search has found: bias, line, counts.
+        self.on_split: Callable[[float, Line, I32], None] = lambda bias, line, counts: None
+        self._link_us: float | None = None  # nothing is searched without
+        self._climb, self._seen, self._told = Climb(), Seen.of(Line(0.0, 0.0), pairs), Line(0.0, 0.0)
+        self._looked, self._windows = self._spent.copy(), 0  # what was spent at the last look; windows since
         self._began_ns = 0
 
     @property
@@ -101,16 +109,38 @@ class Share:
     def split(self, counts: I32) -> None:
         """From the next window on, for good; between windows only."""
         assert ((counts >= 0) & (counts <= np.arange(len(counts)))).all(), "the CPU takes what misses, at most"
-        self._rates = None
+        self._link_us = None
         self._set(counts)
 
     def search(self, rates: Rates) -> None:
-        """Splits by these rates, and from then on by what windows say (lanes.experts.climb)."""
-        self._rates, self._climb = rates, Climb()
-        self._set(self._counts_of(rates, 0.0))
+        """Splits by these rates at first, and from then on by what windows say (lanes.experts.cpu_line, climb)."""
+        self._link_us, self._climb = rates.link_us, Climb()
+        self._told = Line(rates.cpu_start_us, rates.cpu_us)
+        self._seen = Seen.of(self._told, len(self._counts) - 1)
+        np.copyto(self._looked, self._spent)
+        self._windows = 0
+        self._set(self._wanted(rates.link_us))
 
-    def _counts_of(self, rates: Rates, bias: float) -> I32:
-        return cpu_share_table(len(self._counts) - 1, rates.link_us, rates.cpu_us * 2.0**bias, rates.cpu_start_us)
+    def _wanted(self, link_us: float) -> I32:
+        line = self._seen.line.times(2.0**self._climb.used)
+        return cpu_share_table(len(self._counts) - 1, link_us, line.each_us, line.start_us)
+
+    def _search_on(self, rows: int, window_ns: int, link_us: float) -> None:
+        """After a window of `rows` rows; between windows only."""
+        before, self._climb = self._climb, after(self._climb, rows, window_ns)
+        self._windows += 1
+        if looks := self._windows == _LOOK:
+            layers, ns = (self._spent - self._looked).T
+            self._seen = cpu_line.after(self._seen, _LOOK, layers, ns)
+            np.copyto(self._looked, self._spent)
+            self._windows = 0
+        if looks or self._climb.used != before.used:
+            counts = self._wanted(link_us)
+            if not np.array_equal(counts, self._counts):
+                self._set(counts)
+        if self._climb.bias != before.bias or self._seen.line.apart(self._told) > _TELL:
+            self._told = self._seen.line
+            self.on_split(self._climb.bias, self._told, self.counts)
 
     def _set(self, counts: I32) -> None:
         self._counts[:] = counts
@@ -133,12 +163,8 @@ class Share:
             if time.monotonic() > until_s:
                 raise HandshakeLost("the window ended before the CPU's share of it")
         self._rest()
-        if self._rates is not None:
-            before, self._climb = self._climb, after(self._climb, rows, window_ns)
-            if self._climb.used != before.used:
-                self._set(self._counts_of(self._rates, self._climb.used))
-            if self._climb.bias != before.bias:
-                self.on_split(self._climb.bias, self.counts)
+        if self._link_us is not None:
+            self._search_on(rows, window_ns, self._link_us)
 
     def close(self) -> None:
         """Ends the thread; a window in flight is released. Safe to call twice."""
