@@ -12,11 +12,14 @@ Not here: which parts (parking). Invariant: what is told to the computing stream
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import torch
 import xxhash
@@ -34,17 +37,49 @@ from lanes.state.sequence import SequenceState
 from shared_experts.errors import ParkRefused
 from shared_experts.park_memory import ParkMemory
 
-THREADS = 4  # that take digests: together a link's rate
+MOST_THREADS = 12  # that take digests: one reads 4 to 5 GB/s of what a device has just written, a link brings 55
+AT_ONCE_BYTES = 1 << 20  # hashed, then copied while a core's cache has it
+
+
+class _Digest(Future[bytes]):
+    """Of one part, by the first of the threads that come to it."""
+
+    def __init__(self, take: Callable[..., bytes], *given: Any) -> None:
+        super().__init__()
+        self._work, self._taken = functools.partial(take, *given), threading.Lock()
+
+    def take(self) -> None:
+        """By this thread, if by none yet."""
+        if self._taken.acquire(blocking=False) and self.set_running_or_notify_cancel():
+            try:
+                self.set_result(self._work())
+            except BaseException as error:
+                self.set_exception(error)
+
+    @property
+    def waits(self) -> bool:
+        """Whether no thread has come to it."""
+        return not (self._taken.locked() or self.done())
 
 
 class _Under(Job):
     """Digests that threads take."""
 
-    def __init__(self, digests: list[Future[bytes]]) -> None:
-        self._digests = digests
+    def __init__(self, digests: list[_Digest], quick: Executor) -> None:
+        self._digests, self._quick, self._hurried = digests, quick, False
 
-    def done(self) -> bool:
+    def hurry(self) -> None:
+        """What no thread has come to is for those that nobody computes beside, too."""
+        if not self._hurried:
+            self._hurried = True
+            for digest in self._digests:
+                if digest.waits:
+                    self._quick.submit(digest.take)
+
+    def done(self, within_s: float = 0.0) -> bool:
         """Whether all are known."""
+        if within_s:
+            wait(self._digests, within_s)
         return all(digest.done() for digest in self._digests)
 
     def names(self) -> list[bytes]:
@@ -67,15 +102,15 @@ class DeviceCarrier(Carrier):
     ) -> None:
         """`stays(tensor)`: its memory is not written while somebody refers to it (an `Arena`'s)."""
         self._side, self._staging, self._pins, self._seat, self._stays = side, staging, pins, seat, stays
-        self._quick = ThreadPoolExecutor(THREADS, "park", keep_to, (set(cores),))
+        self._quick = ThreadPoolExecutor(threads_on(cores), "park", keep_to, (set(cores),))
         self._slow = ThreadPoolExecutor(1, "park-beside", step_back)
-        self._under: list[Future[bytes]] = []
+        self._under: list[_Digest] = []
         self._stopping = threading.Event()
         self.batch_bytes = staging.half_bytes
 
     def out(self, memory: ParkMemory, parts: Sequence[Part], places: Sequence[Segments], *, hurry: bool) -> Job:
         """Seated parts by copies, others by threads."""
-        digests: list[Future[bytes]] = []
+        digests: list[_Digest] = []
         threads = self._quick if hurry else self._slow
         try:
             for group in pages.groups(list(zip(parts, places, strict=True)), self.batch_bytes):
@@ -86,16 +121,17 @@ class DeviceCarrier(Carrier):
                     # What may be given back before a thread has come to it is copied now.
                     tensors = [each if self._stays(each) else each.clone() for each in part.tensors()]
                     runs = memory.runs(segments, part.size_bytes)
-                    digests.append(threads.submit(_by_hand, memory, tensors, runs, self._stopping))
+                    digests.append(_Digest(_by_hand, memory, tensors, runs, self._stopping))
+                    threads.submit(digests[-1].take)
         finally:  # `settle` knows of what has begun, also before something that failed
             self._under = [one for one in self._under if not one.done()] + digests
-        return _Under(digests)
+        return _Under(digests, self._quick)
 
     def back(
         self, memory: ParkMemory, parts: Sequence[Part], places: Sequence[Segments], names: Sequence[bytes]
     ) -> None:
         """Copies, and digests beside them."""
-        digests: list[Future[bytes]] = []
+        digests: list[_Digest] = []
         for group in pages.groups(list(zip(parts, places, strict=True)), self.batch_bytes):
             piece = self._staging.piece(sum(part.size_bytes for part, _ in group))
             runs = self._runs(memory, group)
@@ -108,7 +144,7 @@ class DeviceCarrier(Carrier):
             pages.scatter(piece.memory, [part for part, _ in group], memory, runs)
             piece.free_after(self._side.computed())
             # After all that reads the segments, this thread too: what is written there before is in the digest.
-            digests += [self._quick.submit(_digest, memory, each, landed) for each in runs]
+            digests += self._digested(memory, runs, landed, self._quick)
         if [digest.result() for digest in digests] != list(names):
             raise SnapshotRefused("a damaged part")
 
@@ -148,7 +184,7 @@ class DeviceCarrier(Carrier):
 
     def _send(
         self, memory: ParkMemory, group: list[tuple[Part, Segments]], threads: ThreadPoolExecutor
-    ) -> list[Future[bytes]]:
+    ) -> list[_Digest]:
         piece = self._staging.piece(sum(part.size_bytes for part, _ in group))
         pages.gather(piece.memory, [part for part, _ in group])
         self._side.after_compute()
@@ -159,7 +195,16 @@ class DeviceCarrier(Carrier):
             at += size_bytes
         sent = self._side.copied()
         piece.free_after(sent)
-        return [threads.submit(_digest, memory, each, sent) for each in runs]
+        return self._digested(memory, runs, sent, threads)
+
+    def _digested(
+        self, memory: ParkMemory, parts: list[pages.Runs], arrival: Arrival, threads: Executor
+    ) -> list[_Digest]:
+        """Of parts in the pool, by these threads."""
+        digests = [_Digest(_digest, memory, runs, arrival) for runs in parts]
+        for digest in digests:
+            threads.submit(digest.take)
+        return digests
 
     def _runs(self, memory: ParkMemory, group: list[tuple[Part, Segments]]) -> list[pages.Runs]:
         """Where each part is in the pool; all of it is registered from here on."""
@@ -177,6 +222,11 @@ class DeviceCarrier(Carrier):
             self._pins.drop()
 
 
+def threads_on(cores: Sequence[int]) -> int:
+    """How many take digests: as many as run at once, of cores of the lane's own or of all that it may use."""
+    return max(2, min(MOST_THREADS, len(cores) or len(os.sched_getaffinity(0))))
+
+
 def _digest(memory: ParkMemory, runs: pages.Runs, arrival: Arrival) -> bytes:
     """Of a part in the pool, once copies that concern it have ended."""
     arrival.wait()
@@ -190,14 +240,15 @@ def _by_hand(memory: ParkMemory, tensors: Sequence[torch.Tensor], runs: pages.Ru
     """Tensors in host memory, by this thread alone. The digest is of the source: what happens to the pool is seen."""
     digest, left = xxhash.xxh3_128(), deque(runs)
     for data in itertools.chain(*map(_flat, tensors)):
-        if stop.is_set():
-            raise ParkRefused("given up")
-        digest.update(data.data)
         at = 0
         while at < data.shape[0]:
+            if stop.is_set():
+                raise ParkRefused("given up")
             offset, size_bytes = left.popleft()
-            step = min(size_bytes, data.shape[0] - at)
-            memory.view(offset, step)[:] = data[at : at + step]
+            step = min(size_bytes, data.shape[0] - at, AT_ONCE_BYTES)
+            piece = data[at : at + step]
+            digest.update(piece.data)
+            memory.view(offset, step)[:] = piece
             at += step
             if step < size_bytes:
                 left.appendleft((offset + step, size_bytes - step))

@@ -78,9 +78,12 @@ class Job:
     def __init__(self, names: list[bytes]) -> None:
         self._names = names
 
-    def done(self) -> bool:
-        """Whether `names` would not wait."""
+    def done(self, within_s: float = 0.0) -> bool:
+        """Whether `names` would not wait; looks for so long."""
         return True
+
+    def hurry(self) -> None:
+        """Nothing computes any more, or somebody waits."""
 
     def names(self) -> list[bytes]:
         """Of the parts, once they are in their segments."""

@@ -260,7 +260,8 @@ class Conversations:
     def _park_whole(self, resident: Resident) -> None:
         """Nothing of it is lost to the host when it leaves this lane's memory, or part of it does."""
         if self._park is not None and self._park.wants(resident, leaving=True):
-            self._park.step(resident, self.pool.budget_bytes)
+            while not self._park.step(resident, self.pool.budget_bytes):
+                pass
 
     # --- checkpoints, charged once however many hold them
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,8 @@ from shared_experts.errors import ParkError
 from shared_experts.park_client import ParkClient, Parked
 
 ROOM_PAGES = 32  # asked for at once
+BATCHES_IN_A_HURRY = 8  # under way beside the one that is sent
+STEP_S = 0.002  # that a step in a hurry waits: a request that arrives meanwhile waits as long
 
 _log = structlog.get_logger(__name__)
 
@@ -108,35 +111,31 @@ class Parking:
         client, tenant, state = self._connected(), snapshot.tenant_key(resident.tenant, self._routing), resident.state
         tokens = resident.length
         known = self._still_there(client, tenant, resident)
-        settled, names = state.settled // limits.PAGE_TOKENS, list(known)
-        pages = range(len(known), -(-tokens // limits.PAGE_TOKENS))
-        names += yield from self._rows(client, tenant, Rows.of(state, pages, tokens, tokens))
+        settled = state.settled // limits.PAGE_TOKENS
+        rows = Rows.of(state, range(len(known), -(-tokens // limits.PAGE_TOKENS)), tokens, tokens)
+        places = deque[Segments]()
+        for first in range(0, len(rows), ROOM_PAGES):
+            places += client.room(tenant, [part.size_bytes for part in rows[first : first + ROOM_PAGES]])
+        # The longest digests first: each is a thread's, and the pages' go by beside.
+        marks, jobs = yield from self._marks(client, tenant, resident)
+        names = yield from self._rows(client, rows, places)
+        for at, job in jobs:
+            (digest,) = yield from self._sent(job)
+            names.append(digest)
+            marks[at] = replace(marks[at], digest=digest)
+        client.name(names)
+        for mark in marks:
+            if (checkpoint := resident.checkpoints.get(mark.tokens)) is not None:
+                checkpoint.digest = mark.digest
+        names = [*known, *names[: len(rows)]]
         resident.pages = names[:settled]
-        marks: list[SavedMark] = []
-        own = min(resident.checkpoints, default=tokens)
-        inherited = [one for one in resident.inherited if one[0] < own]  # all are, unless one was thinned out
-        for position, waiting, digest in [*inherited[:1], *inherited[1:][-limits.MOST_INHERITED :]]:
-            if client.lease(tenant, [(digest, 0)]) == [True]:
-                marks.append(SavedMark(position, waiting, digest))
-        for position in sorted(resident.checkpoints):
-            checkpoint = resident.checkpoints.get(position)
-            if checkpoint is None:  # it gave way between two steps, and was zeroed
-                continue
-            if not checkpoint.digest or client.lease(tenant, [(checkpoint.digest, 0)]) != [True]:
-                part = Fixed(checkpoint.tensors)
-                (checkpoint.digest,) = yield from self._one(client, tenant, part)
-            marks.append(SavedMark(position, checkpoint.waiting, checkpoint.digest))
-        if tokens not in resident.checkpoints:
-            waiting = state.draft.waiting if state.draft else 0
-            (name,) = yield from self._one(client, tenant, Fixed(tuple(state.fixed()), state.seated))
-            marks.append(SavedMark(tokens, waiting, name))
         header = Header(self._identity, tenant, resident.ids.copy(), tuple(names), tuple(marks))
         data = torch.from_numpy(np.frombuffer(header.encode(), np.uint8).copy())
         yield from self._one(client, tenant, Fixed((data,)))
         told = [(m.tokens, resident.chain_at(m.tokens), -(-m.tokens // limits.PAGE_TOKENS)) for m in marks]
         number = client.publish(tenant, len(names), told)
-        places = tuple((tokens, chain) for tokens, chain, _ in told)
-        self.mirror.apply(self.mirror.sequence, False, (), [Parked(number, tenant, places)])
+        offered = tuple((tokens, chain) for tokens, chain, _ in told)
+        self.mirror.apply(self.mirror.sequence, False, (), [Parked(number, tenant, offered)])
         resident.parked, resident.parked_as = tokens, (client.generation, number)
         self._counters.parks += 1
         self._polled_s = -1e9  # the mirror follows at once
@@ -149,25 +148,44 @@ class Parking:
             return []
         return [name for name, _ in known]
 
-    def _rows(self, client: ParkClient, tenant: bytes, rows: list[Rows]) -> Generator[int, None, list[bytes]]:
-        """Sends pages in batches, two at most under way: one is copied while the other's digests are taken."""
+    def _marks(
+        self, client: ParkClient, tenant: bytes, resident: Resident
+    ) -> Generator[int, None, tuple[list[SavedMark], list[tuple[int, Job]]]]:
+        """Sends checkpoints; (all of them, what of them is under way by their number, without a digest yet)."""
+        state, tokens = resident.state, resident.length
+        marks: list[SavedMark] = []
+        jobs: list[tuple[int, Job]] = []
+        own = min(resident.checkpoints, default=tokens)
+        inherited = [one for one in resident.inherited if one[0] < own]  # all are, unless one was thinned out
+        for position, waiting, digest in [*inherited[:1], *inherited[1:][-limits.MOST_INHERITED :]]:
+            if client.lease(tenant, [(digest, 0)]) == [True]:
+                marks.append(SavedMark(position, waiting, digest))
+        for position in sorted({*resident.checkpoints, tokens}):
+            checkpoint = resident.checkpoints.get(position)
+            if checkpoint is None and position != tokens:  # it gave way between two steps, and was zeroed
+                continue
+            digest = checkpoint.digest if checkpoint else b""
+            if checkpoint and digest and client.lease(tenant, [(digest, 0)]) == [True]:
+                marks.append(SavedMark(position, checkpoint.waiting, digest))
+                continue
+            part = Fixed(checkpoint.tensors) if checkpoint else Fixed(tuple(state.fixed()), state.seated)
+            waiting = checkpoint.waiting if checkpoint else state.draft.waiting if state.draft else 0
+            jobs.append((len(marks), self._send(client, [part], client.room(tenant, [part.size_bytes]))))
+            marks.append(SavedMark(position, waiting, b""))
+            yield part.size_bytes
+        return marks, jobs
+
+    def _rows(self, client: ParkClient, rows: list[Rows], places: deque[Segments]) -> Generator[int, None, list[bytes]]:
+        """Sends pages in batches, some of them under way: one is copied while the others' digests are taken."""
         under: deque[Job] = deque()
-        asked, places, names, told = 0, deque[Segments](), list[bytes](), 0
+        names: list[bytes] = []
         for batch in self._batches(rows):
-            while len(places) < len(batch):
-                more = rows[asked : asked + ROOM_PAGES]
-                places += client.room(tenant, [part.size_bytes for part in more])
-                asked += len(more)
             under.append(self._send(client, batch, [places.popleft() for _ in batch]))
             yield sum(part.size_bytes for part in batch)
-            if len(under) > 1:
+            while len(under) > (BATCHES_IN_A_HURRY if self._hurry else 1):
                 names += yield from self._sent(under.popleft())
-            if len(names) - told >= ROOM_PAGES:
-                client.name(names[told:])
-                told = len(names)
         while under:
             names += yield from self._sent(under.popleft())
-        client.name(names[told:])
         return names
 
     def _batches(self, rows: list[Rows]) -> Iterator[list[Rows]]:
@@ -190,9 +208,12 @@ class Parking:
 
     def _sent(self, job: Job) -> Generator[int, None, list[bytes]]:
         """Digests, once they are known."""
-        while not (self._hurry or job.done()):
+        while True:
+            if self._hurry:
+                job.hurry()
+            if job.done(STEP_S if self._hurry else 0.0):
+                return job.names()
             yield limits.PARK_BYTES_PER_STEP
-        return job.names()
 
     def _one(self, client: ParkClient, tenant: bytes, part: Part) -> Generator[int, None, list[bytes]]:
         """Another part, once it is there and named."""
