@@ -1,6 +1,8 @@
 """`python -m bench.parking --device cuda`: a state of the true shape is parked and taken back; no model runs.
 
     park        from the seat (a GPU's memory with --device cuda) into the host's park pool, in the lane's idle steps
+    park_first  the first of all, into memory of the pool that nobody has used yet
+    park_marked one with five checkpoints more, as reading a prompt of that length leaves
     again       the same after 300 tokens more: unchanged pages are not copied
     restore     out of the pool, digests checked; restore_and_take: until another lane may compute on it in its seat
     next        a conversation that nobody knows begins while another is in the seat, until it may compute there;
@@ -26,6 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import structlog
 import torch
 
 from bench.result import frame, write
@@ -73,8 +76,9 @@ class Lane:
         self.park = Parking(path, identity, self.counters, clock=time.monotonic, carrier=self.carrier)
         states = StatePool(shape, budget_bytes, host=self.host, branch=self.seat.branch)
         self.held = Conversations(states, self.counters, self.park)
+        self.park.ready()
 
-    def read(self, prompt: Sequence[int], room: int) -> tuple[SequenceState, float]:
+    def read(self, prompt: Sequence[int], room: int, marks: Sequence[int] = ()) -> tuple[SequenceState, float]:
         """The conversation as if it had read the prompt, in its seat; and the milliseconds until what was known was."""
         began = time.perf_counter()
         begun = self.held.begin(prompt, room, b"")
@@ -82,16 +86,17 @@ class Lane:
         self.seat.take(state)
         _wait(self.seat.home)
         took_ms = (time.perf_counter() - began) * 1e3
-        if known + 1 < len(prompt):
+        for end in (*marks, len(prompt)) if known + 1 < len(prompt) else ():
             state.reserve(len(prompt))
-            for rows in state.rows(known, len(prompt)):
+            for rows in state.rows(known, end):
                 rows.normal_()
             for tensor in state.fixed():
                 if tensor.is_floating_point():
                     tensor.normal_()
-            state.length = len(prompt)
-            self.held.read(Window.of_sequence(list(prompt[known:]), known, begun.slot))
+            state.length = end
+            self.held.read(Window.of_sequence(list(prompt[known:end]), known, begun.slot))
             self.held.checkpoint(begun.slot)
+            known = end
         self.held.end(begun.slot)
         return state, took_ms
 
@@ -190,6 +195,8 @@ def once(a: Lane, b: Lane, tokens: int, first: int) -> dict[str, float]:
     assert equal(state, back, len(longer)), "other bits came back to the seat"
     found |= a.turn_to([first % 50_000] * 100, 400)
     assert equal(state, back, len(longer)), "other bits left the seat"
+    a.read([n + 7 for n in prompt], room, range(tokens // 6, tokens - 5, tokens // 6))
+    found["park_marked"] = a.settle()
     return found
 
 
@@ -245,6 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 once(a, b, options.tokens, len(found) * 1000)
             profile.export_chrome_trace(str(options.trace))
     figures = {key: statistics.median(one[key] for one in found[WARM:]) for key in found[0]}
+    figures["park_first"] = found[0]["park"]
     if device == "cuda":
         figures |= copies(size_bytes, device)
     result = frame(
@@ -268,4 +276,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # the figures alone go out
     sys.exit(main())

@@ -151,6 +151,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
             routing = b"" if config.prefill_routing == "exact" else config.prefill_routing.encode()
             park = Parking(config.park, origin, counters, clock=time.monotonic, routing=routing, carrier=parts.carrier)
             stack.callback(park.close)
+            park.ready()
         conversations = Conversations(states, counters, park)
         runner = ModelRunner(model, states, experts, conversations)
         golden = read_golden(config.pack, manifest.fingerprint)

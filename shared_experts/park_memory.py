@@ -25,7 +25,13 @@ _MFD_HUGE_2MB = 21 << 26
 _PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
+
 Bytes = npt.NDArray[np.uint8]
+
+_libc = ctypes.CDLL(None)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class ParkMemory:
@@ -116,6 +122,10 @@ class ParkMemory:
             part = out[at * self.segment_bytes : (at + 1) * self.segment_bytes]
             part[:] = self.segment(number)[: part.shape[0]]
 
+    def populate(self, offset: int, size_bytes: int) -> None:
+        """Takes the memory of a run of whole pages; what is there stays. For a thread: it takes its time."""
+        _libc.madvise(self.address + offset, size_bytes, _POPULATE_WRITE)  # an older kernel takes it when it is written
+
     def punch(self, numbers: list[int]) -> None:
         """Gives the memory of segments back to the host; they read as zeros."""
         for number in numbers:
@@ -131,6 +141,4 @@ class ParkMemory:
 
 
 def _fallocate(fd: int, offset: int, size_bytes: int) -> None:
-    libc = ctypes.CDLL(None)
-    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    libc.fallocate(fd, _PUNCH, offset, size_bytes)  # a file system that cannot keeps the memory: no harm
+    _libc.fallocate(fd, _PUNCH, offset, size_bytes)  # a file system that cannot keeps the memory: no harm

@@ -16,11 +16,13 @@ import functools
 import itertools
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any
 
+import structlog
 import torch
 import xxhash
 
@@ -38,7 +40,10 @@ from shared_experts.errors import ParkRefused
 from shared_experts.park_memory import ParkMemory
 
 MOST_THREADS = 12  # that take digests: one reads 4 to 5 GB/s of what a device has just written, a link brings 55
+LOOK_S = 0.002  # that a step of getting ready waits
 AT_ONCE_BYTES = 1 << 20  # hashed, then copied while a core's cache has it
+
+_log = structlog.get_logger(__name__)
 
 
 class _Digest(Future[bytes]):
@@ -105,6 +110,8 @@ class DeviceCarrier(Carrier):
         self._quick = ThreadPoolExecutor(threads_on(cores), "park", keep_to, (set(cores),))
         self._slow = ThreadPoolExecutor(1, "park-beside", step_back)
         self._under: list[_Digest] = []
+        self._taken: tuple[tuple[int, int], Future[None]] | None = None  # memory of a piece of the pool, by a thread
+        self._began_s: float | None = None  # to register pieces
         self._stopping = threading.Event()
         self.batch_bytes = staging.half_bytes
 
@@ -155,6 +162,8 @@ class DeviceCarrier(Carrier):
             digest.cancel()
         wait(self._under)
         self._side.copied().wait()
+        if self._taken is not None:
+            wait([self._taken[1]])
         self._under.clear()
         self._stopping = threading.Event()
 
@@ -163,13 +172,21 @@ class DeviceCarrier(Carrier):
         self._seat(state)
 
     def look(self, memory: ParkMemory) -> bool:
-        """Registers another piece of what the owner has used."""
+        """Registers another piece of what the owner has used or soon may, whose memory a thread has taken before: that
+        is most of the work."""
         self._follow(memory)
-        step = self._pins.piece_bytes
-        return any(
-            self._pins.cover(memory, at, min(step, memory.touched_bytes - at))
-            for at in range(0, memory.touched_bytes, step)
-        )
+        found = self._pins.next(memory)
+        if found is None:
+            if self._began_s is not None:
+                seconds, self._began_s = round(time.monotonic() - self._began_s, 3), None
+                _log.info("park_pool_pinned", bytes=self._pins.registered_bytes, seconds=seconds)
+            return False
+        self._began_s = self._began_s or time.monotonic()
+        if self._taken is None or self._taken[0] != found:
+            self._taken = (found, self._quick.submit(memory.populate, *found))
+        if wait([self._taken[1]], LOOK_S).done:
+            self._pins.cover(memory, *found)
+        return True
 
     def forget(self) -> None:
         """Nothing of the pool is registered any more."""

@@ -37,6 +37,7 @@ from shared_experts.park_client import ParkClient, Parked
 
 ROOM_PAGES = 32  # asked for at once
 BATCHES_IN_A_HURRY = 8  # under way beside the one that is sent
+READY_S = 2.0
 STEP_S = 0.002  # that a step in a hurry waits: a request that arrives meanwhile waits as long
 
 _log = structlog.get_logger(__name__)
@@ -241,6 +242,13 @@ class Parking:
         except ParkError as error:
             self._failed(error)
             return True
+
+    def ready(self) -> None:
+        """At a lane's start: connects, and gets ready what the first conversations need; not for long."""
+        end_s = self._clock() + READY_S
+        self.poll()
+        while self._clock() < end_s and self.prepare():
+            pass
 
     def prepare(self) -> bool:
         """A small step of getting ready for what the pool has; False when there is none left to do."""

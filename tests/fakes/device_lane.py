@@ -47,7 +47,7 @@ class SeatedLane:
             host = PinnedHost(self.arena, side, staging)
         self.seat = Seat(shape, CONTEXT, "cpu", host)
         if self.arena is not None:
-            pins = PoolPins(Registered(load=lambda name: self.driver), piece_bytes=4096)
+            pins = PoolPins(Registered(load=lambda name: self.driver), piece_bytes=4096, ahead_bytes=64 << 10)
             stays = self.arena.__contains__
             self.carrier = DeviceCarrier(side, staging, pins, seat=self.seat.take, stays=stays, cores=())
         identity = Identity.of(b"f" * 32, shape)

@@ -17,6 +17,8 @@ def test_a_conversation_goes_its_whole_way(tmp_path, capsys):
     result = json.loads(out.read_text())
     assert set(result["milliseconds"]) == {
         "park",
+        "park_first",
+        "park_marked",
         "again",
         "restore_and_take",
         "restore",

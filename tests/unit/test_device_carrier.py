@@ -174,7 +174,8 @@ def test_a_conversation_that_goes_on_waits_for_no_more_than_what_runs(lane, pool
     monkeypatch.setattr(carriers, "_by_hand", by_hand)
     assert a.held.background(1)
     assert begun.wait(60)
-    monkeypatch.setattr(carriers, "wait", lambda under, *limit, wait=carriers.wait: (gate.set(), wait(under, *limit)))
+    wait = carriers.wait
+    monkeypatch.setattr(carriers, "wait", lambda under, *limit: (gate.set(), wait(under, *limit))[1])
     assert a.turn([*prompt, 1, 4], [5], beside=False) == 181
     assert len(calls) == 1, "what had not begun never did"
     monkeypatch.setattr(carriers, "_by_hand", real)

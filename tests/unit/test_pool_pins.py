@@ -4,6 +4,7 @@ import pytest
 
 from lanes.device.pool_pins import PoolPins
 from lanes.device.registered import Registered
+from shared_experts import host_memory
 from shared_experts.park_memory import ParkMemory
 from tests.unit.test_device_start import Driver
 
@@ -49,3 +50,28 @@ def test_runs_are_neighbours_within_borders(memory):
     assert memory.runs((1, 2), 5) == [(4096, 5)]
     memory.view(4096, 5)[:] = 7
     assert memory.segment(1)[:6].tolist() == [7] * 5 + [0]
+
+
+def test_a_little_more_than_is_used_is_taken_ahead_where_the_host_has_room(memory, monkeypatch):
+    room = {"bytes": 1 << 40}
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: room["bytes"])
+    pins = PoolPins(Registered(load=lambda name: Driver()), PIECE, PIECE)
+    assert pins.next(memory) == (0, PIECE)
+    room["bytes"] = host_memory.floor_bytes() + 2 * PIECE
+    assert pins.next(memory) is None, "a host that is short of memory"
+    room["bytes"] += 1
+    assert pins.next(memory) == (0, PIECE)
+    assert pins.cover(memory, 0, PIECE)
+    assert pins.next(memory) is None, "as far ahead as it was asked"
+    memory.touched_bytes = 1
+    assert pins.next(memory) == (PIECE, PIECE)
+    assert pins.cover(memory, PIECE, PIECE)
+    memory.touched_bytes = 2 * PIECE + 1
+    room["bytes"] = 0
+    assert pins.next(memory) == (2 * PIECE, PIECE // 2), "what is used is registered whatever the host has"
+    memory.view(5, 3)[:] = 7
+    memory.populate(0, PIECE)
+    assert memory.view(4, 5).tolist() == [0, 7, 7, 7, 0]
+    assert pins.cover(memory, 2 * PIECE, 1)
+    assert pins.next(memory) is None
+    assert pins.registered_bytes == 5 * PIECE // 2
