@@ -267,13 +267,3 @@ def _check_unix(path: Path, remove_stale: bool) -> None:
         except OSError as error:
             raise BadAddress(f"unix:{path}: {error.strerror}") from None
     raise BadAddress(f"unix:{path}: somebody else listens there")
-
-
-def split_cores(cores: list[int], lanes: int, per_lane: int | None = None) -> list[tuple[int, ...]]:
-    """Cores of each lane: equal, disjoint runs; with more lanes than cores, lanes share, spread evenly."""
-    share = per_lane or max(1, len(cores) // lanes)
-    if share > len(cores):
-        raise BadOption(f"{share} cores per lane, but only {len(cores)} are allowed here")
-    if per_lane is not None and share * lanes > len(cores):
-        raise BadOption(f"{lanes} lanes × {share} cores, but only {len(cores)} are allowed here")
-    return [tuple(cores[(lane * share + k) % len(cores)] for k in range(share)) for lane in range(lanes)]

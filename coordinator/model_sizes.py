@@ -34,6 +34,7 @@ class ModelSizes:
     key_elements_per_token: float  # one more token of a conversation, in elements of the dense type
     block_bytes_per_token: float  # and in fp32 block keys
     fixed_state_bytes: int  # a conversation of no length
+    chunk_row_bytes: int  # of a GPU lane's activations, for each row of a prompt's chunk
     context_tokens: int
     ngram_bytes: int  # of the tables on disk
 
@@ -114,6 +115,7 @@ def _read(said: Mapping[str, Any]) -> ModelSizes:
         fixed_state_bytes=4 * (linear * recurrent + ngram * tails)
         + (8 * (order - 1) if ngram else 0)
         + drafts * _DRAFT_WAITING_ROWS * (4 * wide + 8),
+        chunk_row_bytes=4 * 4 * wide,  # three tensors of the streams live at once, a fourth is what pieces may lose
         context_tokens=int(c["max_position_embeddings"]),
         ngram_bytes=sum(int(s["bytes"]) for s in sections if str(s["name"]).startswith("ngram.")),
     )

@@ -21,22 +21,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from coordinator.cores import cores_of_a_lane, spare
 from coordinator.errors import BadOption
 from coordinator.model_sizes import ModelSizes
 from coordinator.units import size
 
 GB = 1e9
 PROCESS_BYTES = 350 << 20  # a lane's own heap, libraries and page tables: bench/LOG.md, "What the second lane costs"
-GPU_FIXED_BYTES = 1868 << 20  # a CUDA context, activations and what nobody uses, as an H200's lane planned it
+GPU_FIXED_BYTES = 1808 << 20  # a CUDA context, slices of activations and what nobody uses: lanes/limits.py
 HOST_FLOOR_BYTES = 1 << 30  # left to the kernel, the page cache, owner and coordinator
-PREFILL_CHUNK_TOKENS = 8192
+PREFILL_CHUNK_TOKENS = 8192  # where half of the free memory holds the activations of so many
 SKEW = 0.22  # hottest 10 % of experts take 60 % of the reads: hits = share ** SKEW
 ASSUMPTIONS = (
     "one active conversation per lane; drafts off; context short enough that reading keys does not count",
     "low: every expert is equally likely; high: the hottest tenth of the experts takes 60 % of the reads",
     "CPU lanes keep dense weights in fp32, GPU lanes as the pack has them",
     "a lane of its own takes 350 MiB of process; 1 GiB of RAM stays free",
-    "a GPU lane has one conversation in VRAM, others and the embedding in RAM; context and activations: 1.8 GiB",
+    "a GPU lane has one conversation in VRAM, others and the embedding in RAM; context and slices: 1.8 GiB, and a",
+    "  prompt's chunk of up to 8,192 rows; of a host of 8 cores one, of 24 two are left to the doors beside GPU lanes",
 )
 
 
@@ -89,6 +91,7 @@ class Plan:
 
     lanes: int
     cores_per_lane: int
+    cores_spare: int  # of the host's, no lane's at least
     ram_bytes: int  # of region and lanes together
     ram_free_bytes: int  # negative: does not fit
     lane_ram_bytes: int  # of one lane, without the region
@@ -100,6 +103,7 @@ class Plan:
     bytes_per_token: dict[str, tuple[float, float]]  # by source, low and high hit rate
     tokens_per_s: tuple[float, float]  # of one lane
     total_tokens_per_s: tuple[float, float]  # of all lanes while all work
+    prefill_chunk_tokens: int | None  # None on cpu
     prefill_tokens_per_s: float | None  # of a long prompt; None on cpu
     prefill_s: dict[str, float]  # of one chunk, by part: link and products beside each other, then launches
     reasons: tuple[str, ...]  # why it does not fit; empty when it does
@@ -119,13 +123,15 @@ def plan(sizes: ModelSizes, host: Host, load: Load, rates: Rates, lanes: int) ->
     one = sizes.conversation_bytes(load.tokens, element)
     state = load.conversations * one
     every_expert = sizes.layers * sizes.experts * sizes.record_bytes
-    room = host.vram_bytes - (dense + one + GPU_FIXED_BYTES if gpu else 0)
-    cache = max(0, min(room, every_expert) // sizes.record_bytes * sizes.record_bytes)
+    # States go in and out of VRAM through a staging area as large as their fixed part.
+    room = host.vram_bytes - (dense + one + sizes.fixed_state_bytes + GPU_FIXED_BYTES if gpu else 0)
+    rows = max(0, min(PREFILL_CHUNK_TOKENS, room // (2 * sizes.chunk_row_bytes))) if gpu else 0
+    cache = max(0, min(room - rows * sizes.chunk_row_bytes, every_expert) // sizes.record_bytes * sizes.record_bytes)
     lane_ram = PROCESS_BYTES + (embedding + state - one if gpu else dense + state + cache)
     ram = sizes.region_bytes + lanes * lane_ram
     share = cache / every_expert
     hits = (share, share**SKEW) if load.hit_rate is None else (load.hit_rate, load.hit_rate)
-    cores = host.cores // lanes
+    cores = cores_of_a_lane(host.cores, lanes, gpu=gpu)
     reasons = []
     free = host.ram_bytes - HOST_FLOOR_BYTES - ram
     if free < 0:
@@ -136,10 +142,11 @@ def plan(sizes: ModelSizes, host: Host, load: Load, rates: Rates, lanes: int) ->
         reasons.append(f"cores: {lanes} lanes on {host.cores}")
     low, high = (_step(sizes, element, rates, gpu, max(1, cores), lanes, hit) for hit in hits)
     speeds = (1.0 / low[0], 1.0 / high[0])
-    reading = _prefill(sizes, element, rates, every_expert - cache) if gpu else {}
+    reading = _prefill(sizes, element, rates, every_expert - cache, rows) if gpu else {}
     return Plan(
         lanes=lanes,
         cores_per_lane=cores,
+        cores_spare=spare(host.cores, gpu=gpu),
         ram_bytes=ram,
         ram_free_bytes=free,
         lane_ram_bytes=lane_ram,
@@ -151,7 +158,8 @@ def plan(sizes: ModelSizes, host: Host, load: Load, rates: Rates, lanes: int) ->
         bytes_per_token={name: (low[1][name], high[1][name]) for name in low[1]},
         tokens_per_s=speeds,
         total_tokens_per_s=(lanes * speeds[0], lanes * speeds[1]),
-        prefill_tokens_per_s=PREFILL_CHUNK_TOKENS / _pass_s(reading) if gpu else None,
+        prefill_chunk_tokens=rows if gpu else None,
+        prefill_tokens_per_s=rows / _pass_s(reading) if gpu else None,
         prefill_s=reading,
         reasons=tuple(reasons),
     )
@@ -182,13 +190,13 @@ def _step(
     return seconds, bytes_by_source
 
 
-def _prefill(sizes: ModelSizes, element: int, rates: Rates, missing_bytes: int) -> dict[str, float]:
+def _prefill(sizes: ModelSizes, element: int, rates: Rates, missing_bytes: int, rows: int) -> dict[str, float]:
     """Seconds of a chunk by part."""
     row_s = sizes.dense_elements_per_token * element / (rates.gpu_prompt_dense_gb_per_s * GB)
     row_s += sizes.expert_bytes_per_token / (rates.gpu_prompt_expert_gb_per_s * GB)
     return {
         "link": missing_bytes / (rates.link_gb_per_s * GB),
-        "products": PREFILL_CHUNK_TOKENS * row_s,
+        "products": rows * row_s,
         "launches": sizes.layers * rates.gpu_prompt_layer_us * 1e-6,
     }
 

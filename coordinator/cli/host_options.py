@@ -17,7 +17,10 @@ cluster = click.option(
     "--cluster", type=CLUSTER, default="default", show_default=True, metavar="NAME", help="Of the run directory."
 )
 cores_per_lane = click.option(
-    "--cores-per-lane", type=click.IntRange(1), metavar="N", help="Default: all allowed cores, split evenly."
+    "--cores-per-lane",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Default: all allowed cores, split evenly; beside GPU lanes one of 8, two of 24 are left to the doors.",
 )
 start_timeout = click.option(
     "--start-timeout", "start_timeout_s", type=click.FloatRange(1), default=1800.0, show_default=True,

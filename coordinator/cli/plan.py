@@ -23,7 +23,7 @@ from coordinator.errors import BadOption
 from coordinator.model_sizes import ModelSizes, read_sizes
 from coordinator.pack_facts import inspect_pack
 from coordinator.pack_file import read_pack_file
-from coordinator.sizing import ASSUMPTIONS, PREFILL_CHUNK_TOKENS, Host, Load, Plan, Rates, most_lanes, plan
+from coordinator.sizing import ASSUMPTIONS, Host, Load, Plan, Rates, most_lanes, plan
 from coordinator.units import rate, size
 
 RATES_FILE_BYTES = 64 << 10
@@ -116,10 +116,13 @@ def show(sizes: ModelSizes, host: Host, load: Load, plans: list[Plan], *, measur
         f"each lane: dense weights {size(plans[0].dense_bytes)}, state {size(plans[0].state_bytes)} "
         f"({load.conversations} conversations of {load.tokens} tokens)"
     )
-    table = Table("lanes", "cores each", "RAM", "RAM left", "cache", "hits", "tokens/s a lane", "all", box=None)
+    table = Table(
+        "lanes", "cores each", "spare", "RAM", "RAM left", "cache", "hits", "tokens/s a lane", "all", box=None
+    )
     for each in plans:
         table.add_row(
-            *(str(each.lanes), str(each.cores_per_lane), size(each.ram_bytes), size(each.ram_free_bytes)),
+            *(str(each.lanes), str(each.cores_per_lane), str(each.cores_spare)),
+            *(size(each.ram_bytes), size(each.ram_free_bytes)),
             f"{size(each.cache_bytes)} = {each.cache_share:.0%}",
             _range(each.hit_rate, "{:.0%}".format),
             _range(each.tokens_per_s, rate),
@@ -129,7 +132,7 @@ def show(sizes: ModelSizes, host: Host, load: Load, plans: list[Plan], *, measur
     if (reading := plans[0].prefill_tokens_per_s) is not None:
         link, products, launches = (f"{plans[0].prefill_s[part]:.2f} s" for part in ("link", "products", "launches"))
         console.print(
-            f"reading a long prompt: {rate(reading)} tokens/s a lane; a chunk of {PREFILL_CHUNK_TOKENS} takes "
+            f"reading a long prompt: {rate(reading)} tokens/s a lane; a chunk of {plans[0].prefill_chunk_tokens} takes "
             f"{link} of the link beside {products} of products, and {launches} of launches"
         )
     for each in plans:

@@ -167,5 +167,6 @@ def describe(running: Running) -> str:
         f"  HTTP  http{'s' if running.config.tls else ''}://{running.config.http}/v1",
         f"  gRPC  {running.config.grpc}",
         *([f"  page  http://{running.config.page}/"] if running.config.page else []),
+        f"  cores {', '.join(f'{name} {cores}' for name, cores in running.cores.told().items())}",
         "  Ctrl-C stops it",
     ])  # fmt: skip

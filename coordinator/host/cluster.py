@@ -17,7 +17,8 @@ from pathlib import Path
 import structlog
 
 from coordinator import limits
-from coordinator.config import Address, ServeConfig, choose_address, split_cores
+from coordinator.config import Address, ServeConfig, choose_address
+from coordinator.cores import Layout, layout
 from coordinator.errors import BadAddress, Interrupted, RunDirError
 from coordinator.host.clusters import clear_stale, who_listens
 from coordinator.host.plan import plan_added, plan_cluster
@@ -35,6 +36,7 @@ class Running:
     """A cluster: where, and which processes."""
 
     config: ServeConfig  # with the ports that were chosen
+    cores: Layout
     run_dir: Path
     ready: Ready | None  # None while it starts
     pids: Mapping[str, int]
@@ -49,6 +51,7 @@ class Running:
             "join_at": str(self.config.hosts.address) if self.config.hosts else None,
             "run_dir": str(self.run_dir),
             "pids": dict(self.pids),
+            "cores": self.cores.told(),
             "ready_s": round(self.ready.seconds, 3) if self.ready else None,
             "model": self.ready.model if self.ready else None,
             "pack": str(self.config.lane.pack),
@@ -65,7 +68,7 @@ async def run_cluster(
     signals = Signals()
     signals.listen()
     allowed = sorted(os.sched_getaffinity(0))
-    cores = split_cores(allowed, config.lanes, config.cores_per_lane)
+    cores = layout(allowed, config.lanes, config.cores_per_lane, gpu=config.lane.device == "cuda")
     os.umask(0o077)
     run_dir = RunDir.claim(config.cluster, env)
     try:
@@ -84,7 +87,7 @@ async def run_cluster(
                 plan_added, options=config.lane, allowed=allowed, run_dir=run_dir, env=env, park=config.park_bytes > 0
             )
             supervisor = Supervisor(plan_cluster(config, run_dir, cores, env), launcher, plan_lane=added)
-            await _supervise(supervisor, config, run_dir, signals, on_progress, on_ready)
+            await _supervise(supervisor, config, cores, run_dir, signals, on_progress, on_ready)
         finally:
             await launcher.close()
     finally:
@@ -107,6 +110,7 @@ def free_address(address: Address, env: Mapping[str, str]) -> Address:
 async def _supervise(
     supervisor: Supervisor,
     config: ServeConfig,
+    cores: Layout,
     run_dir: RunDir,
     signals: Signals,
     on_progress: OnProgress,
@@ -121,7 +125,7 @@ async def _supervise(
 
     server = await serve_keepers(supervisor, run_dir.socket("supervisor"))
     try:
-        await signals.heed(_live(supervisor, config, run_dir, on_progress, announce))
+        await signals.heed(_live(supervisor, config, cores, run_dir, on_progress, announce))
     finally:
         await _shut_down(supervisor, config, signals.now)
         await server.stop(0.0)
@@ -132,13 +136,14 @@ async def _supervise(
 async def _live(
     supervisor: Supervisor,
     config: ServeConfig,
+    cores: Layout,
     run_dir: RunDir,
     on_progress: OnProgress,
     on_ready: Callable[[Running], None],
 ) -> None:
     """Start, wait until ready, then keep `cluster.json` true. It is there from the start, so that others know the
     addresses."""
-    run_dir.write_cluster(Running(config, run_dir.path, None, {"supervisor": os.getpid()}).to_json())
+    run_dir.write_cluster(Running(config, cores, run_dir.path, None, {"supervisor": os.getpid()}).to_json())
     await supervisor.start_all()
     door = f"unix:{run_dir.socket(COORDINATOR)}"  # opened after the public ones, and needs no key
     ready = await wait_ready(supervisor, run_dir.socket("owner"), door, config.start_timeout_s, on_progress)
@@ -146,7 +151,7 @@ async def _live(
     while True:
         seen = supervisor.version
         pids = {"supervisor": os.getpid(), **{name: keeper.pid for name, keeper in supervisor.keepers.items()}}
-        running = Running(config, run_dir.path, ready, pids)
+        running = Running(config, cores, run_dir.path, ready, pids)
         try:
             run_dir.write_cluster(running.to_json())
             stale = False

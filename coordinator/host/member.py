@@ -21,7 +21,8 @@ from pathlib import Path
 
 import structlog
 
-from coordinator.config import Address, choose_address, split_cores
+from coordinator.config import Address, choose_address
+from coordinator.cores import layout
 from coordinator.doors.hosts import Served
 from coordinator.errors import Interrupted, StartFailed
 from coordinator.host.clusters import clear_stale
@@ -93,7 +94,7 @@ async def run_member(
     identity = Identity.load(config.identity)
     served = Served.of(await asyncio.to_thread(read_fingerprint, config.lane.pack), config.lane.alike())
     allowed = sorted(os.sched_getaffinity(0))
-    cores = split_cores(allowed, config.lanes, config.cores_per_lane)
+    cores = layout(allowed, config.lanes, config.cores_per_lane, gpu=config.lane.device == "cuda").lanes
     os.umask(0o077)
     async with contextlib.AsyncExitStack() as ends:
         run_dir = RunDir.claim(config.cluster, env)

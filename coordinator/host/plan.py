@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from coordinator.config import ServeConfig, split_cores
+from coordinator.config import ServeConfig
+from coordinator.cores import Layout, layout
 from coordinator.errors import BadOption
 from coordinator.fleet.states import OWNER
 from coordinator.host.lane_options import LaneOptions
@@ -18,9 +19,7 @@ from coordinator.host.supervisor import COORDINATOR, Managed
 from coordinator.launchers.base import ProcessSpec, module_argv
 
 
-def plan_cluster(
-    config: ServeConfig, run_dir: RunDir, cores: Sequence[tuple[int, ...]], env: Mapping[str, str]
-) -> list[Managed]:
+def plan_cluster(config: ServeConfig, run_dir: RunDir, cores: Layout, env: Mapping[str, str]) -> list[Managed]:
     """Owner, lanes, coordinator, in the order in which they start."""
     pack, log_json = config.lane.pack, config.lane.log_json
     coordinator = module_argv(
@@ -42,9 +41,9 @@ def plan_cluster(
         *(("--log-json",) if log_json else ()),
     )
     return [
-        *plan_host(config.lane, config.park_bytes, config.park_disk_bytes, run_dir, cores, env),
+        *plan_host(config.lane, config.park_bytes, config.park_disk_bytes, run_dir, cores.lanes, env),
         Managed(
-            ProcessSpec(COORDINATOR, coordinator, child_env(env, gpu=False), run_dir.log(COORDINATOR)),
+            ProcessSpec(COORDINATOR, coordinator, child_env(env, gpu=False), run_dir.log(COORDINATOR), cores.doors),
             ping=f"unix:{run_dir.socket(COORDINATOR)}",
         ),
     ]
@@ -141,7 +140,8 @@ def plan_added(
     park: bool,
 ) -> Managed:
     """One lane more than there were: its part of all `allowed` cores; those of the others stay as they are."""
-    return plan_lane(options, number, run_dir, split_cores(list(allowed), number + 1)[number], env, park=park)
+    cores = layout(allowed, number + 1, gpu=options.device == "cuda")
+    return plan_lane(options, number, run_dir, cores.lanes[number], env, park=park)
 
 
 def child_env(env: Mapping[str, str], *, gpu: bool) -> dict[str, str]:

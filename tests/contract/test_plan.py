@@ -8,6 +8,7 @@ import pytest
 
 import coordinator.__main__ as coordinator_main
 from coordinator.config import Address, HostDoor, ServeConfig
+from coordinator.cores import Layout
 from coordinator.errors import BadOption
 from coordinator.host.lane_options import LaneOptions
 from coordinator.host.plan import child_env, plan_added, plan_cluster
@@ -15,6 +16,7 @@ from coordinator.host.rundir import RunDir
 from lanes.config import parse as parse_lane
 from shared_experts.cli_own import own
 
+TWO = Layout(((0,), (0,)), ())
 ENV = {"PATH": "/bin", "HOME": "/h", "RAY_ADDRESS": "elsewhere", "PYTHONSTARTUP": "x.py", "CUDA_VISIBLE_DEVICES": "4,6"}
 
 
@@ -50,7 +52,7 @@ def arguments(managed, module):
 def test_everybody_understands_what_is_asked(run_dir, changes):
     core = min(os.sched_getaffinity(0))
     wanted = config(**changes)
-    owner, lane_0, lane_1, coordinator = plan_cluster(wanted, run_dir, [(core,), (core,)], ENV)
+    owner, lane_0, lane_1, coordinator = plan_cluster(wanted, run_dir, Layout(((core,), (core,)), ()), ENV)
     assert [each.spec.name for each in (owner, lane_0, lane_1, coordinator)] == [
         "owner",
         "lane-0",
@@ -85,7 +87,7 @@ def test_the_coordinator_knows_what_lanes_of_all_hosts_have_alike(run_dir):
     """Said or meant: what was not said is named by what it means, and equals the same said."""
     hosts = HostDoor(Address("10.0.0.1", 7443), Path("/ids/head.pem"))
     wanted = config(context_tokens=512, kv="int8", drafts=0, hosts=hosts)
-    argv = arguments(plan_cluster(wanted, run_dir, [(0,), (0,)], ENV)[-1], "coordinator")
+    argv = arguments(plan_cluster(wanted, run_dir, TWO, ENV)[-1], "coordinator")
     asked = coordinator_main.command.make_context("coordinator", argv).params
     said = dict(map(coordinator_main._pair, asked["alike"]))
     assert said == wanted.lane.alike()
@@ -101,9 +103,15 @@ def test_a_lane_that_is_added_gets_its_part_of_the_cores(run_dir):
     assert lane.park is not None
 
 
+def test_the_coordinator_keeps_to_cores_that_no_lane_has(run_dir):
+    layout = Layout(((0, 1), (2, 3)), (4, 5))
+    owner, lane_0, lane_1, coordinator = plan_cluster(config(), run_dir, layout, ENV)
+    assert [each.spec.cores for each in (owner, lane_0, lane_1, coordinator)] == [(), (0, 1), (2, 3), (4, 5)]
+
+
 def test_owners_of_all_clusters_of_a_user_meet_in_one_place(run_dir):
     def regions(env):
-        owner = plan_cluster(config(page=None), run_dir, [(0,), (0,)], env)[0]
+        owner = plan_cluster(config(page=None), run_dir, TWO, env)[0]
         return str(own.make_context("own", arguments(owner, "shared_experts")[1:]).params["regions"])
 
     assert regions({"XDG_RUNTIME_DIR": "/run/user/1"}) == "/run/user/1/expressway/.regions"
@@ -111,27 +119,27 @@ def test_owners_of_all_clusters_of_a_user_meet_in_one_place(run_dir):
 
 
 def test_a_page_that_is_off_is_not_asked_for(run_dir):
-    argv = plan_cluster(config(page=None), run_dir, [(0,), (0,)], ENV)[-1].spec.argv
+    argv = plan_cluster(config(page=None), run_dir, TWO, ENV)[-1].spec.argv
     assert "--page" not in argv
 
 
 def test_no_process_sees_another_cluster_or_a_gpu_that_is_not_its_own(run_dir):
-    processes = plan_cluster(config(), run_dir, [(0,), (0,)], ENV)
+    processes = plan_cluster(config(), run_dir, TWO, ENV)
     for process in processes:
         assert process.spec.env["CUDA_VISIBLE_DEVICES"] == ""
         assert not {"RAY_ADDRESS", "PYTHONSTARTUP"} & set(process.spec.env)
-    owner, lane_0, lane_1, coordinator = plan_cluster(config(device="cuda"), run_dir, [(0,), (0,)], ENV)
+    owner, lane_0, lane_1, coordinator = plan_cluster(config(device="cuda"), run_dir, TWO, ENV)
     seen = [process.spec.env["CUDA_VISIBLE_DEVICES"] for process in (owner, lane_0, lane_1, coordinator)]
     assert seen == ["", "4", "6", ""]
     with pytest.raises(BadOption, match="2 GPUs are visible"):
-        plan_cluster(config(device="cuda", lanes=3), run_dir, [(0,)] * 3, ENV)
+        plan_cluster(config(device="cuda", lanes=3), run_dir, Layout(((0,),) * 3, ()), ENV)
     assert child_env({"A": "b"}, gpu=True) == {"A": "b", "PYTHONUNBUFFERED": "1"}
 
 
 def test_with_a_park_pool_owner_and_lanes_meet_at_its_socket(run_dir):
     core = min(os.sched_getaffinity(0))
     owner, lane_0, lane_1, _ = plan_cluster(
-        config(park_bytes=1 << 30, park_disk_bytes=1 << 31), run_dir, [(core,), (core,)], ENV
+        config(park_bytes=1 << 30, park_disk_bytes=1 << 31), run_dir, Layout(((core,), (core,)), ()), ENV
     )
     told = own.make_context("own", arguments(owner, "shared_experts")[1:]).params
     assert (told["park_bytes"], told["park_disk_bytes"]) == (1 << 30, 1 << 31)

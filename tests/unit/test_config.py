@@ -15,7 +15,6 @@ from coordinator.config import (
     choose_address,
     lane_budget,
     parse_size,
-    split_cores,
 )
 from coordinator.errors import BadAddress, BadOption, BadPack, RunDirError
 from lanes import config as lane_config
@@ -107,16 +106,6 @@ def test_sizes(text, size):
 def test_sizes_that_are_none(text):
     with pytest.raises(BadOption):
         parse_size(text)
-
-
-def test_cores_are_split_evenly_and_shared_only_when_there_are_too_few():
-    assert split_cores([0, 1, 2, 3, 4], 2) == [(0, 1), (2, 3)]
-    assert split_cores([3, 7], 1) == [(3, 7)]
-    assert split_cores([3, 7], 4) == [(3,), (7,), (3,), (7,)]
-    assert split_cores([0, 1, 2, 3], 2, 1) == [(0,), (1,)]
-    assert split_cores([0, 1, 2, 3], 2, 2) == [(0, 1), (2, 3)]
-    with pytest.raises(BadOption, match="only 4 are allowed"):
-        split_cores([0, 1, 2, 3], 2, 3)
 
 
 def test_what_is_no_pack(tmp_path):
