@@ -2,6 +2,9 @@
 
     python -m bench.exactness --device cuda --pack deploy/demo_model/pack --out exactness.json
     TRITON_INTERPRET=1 python -m bench.exactness --device cpu    # interpreted, a small random pack, a few of the rows
+    TRITON_INTERPRET=1 python -m bench.exactness --device cpu --pack deploy/demo_model/pack --only "lane on the CPU"
+
+Interpreted, a model ends behind its first layer with attention: layers of every kind, at the pack's sizes.
 
 A line a row: held or FAILED, what it is, its figures, seconds; then the whole as JSON. A row that fails does not stop
 the others. Exit code 0 exactly when all held. Not here: what the rows are (exactness_cases), speed.
@@ -27,10 +30,10 @@ from bench import bare_host
 from bench import exactness_cases as cases
 from bench.exactness_cases import Ground
 from bench.exactness_margins import MARGINS
-from bench.gpu_lane_rig import small_pack
+from bench.gpu_lane_rig import small_pack, wide_tiles
 from bench.near_tie import Apart
 from lanes.device import cuda
-from lanes.kernels import experts, products
+from lanes.models.qwen4_exp.spec import Spec
 from shared_experts.pack import Pack
 
 TEXT = Path(__file__).parent  # sources, which the demo model knows the like of
@@ -65,13 +68,17 @@ def tokens(pack: Pack, count: int) -> tuple[list[int], str]:
     return random.Random(1).choices(range(2, vocab), k=count), "random ids"  # noqa: S311 - not a secret
 
 
-def ground(pack: Pack, device: str, lengths: tuple[int, int, int]) -> tuple[Ground, str]:
+def ground(pack: Pack, device: str, lengths: tuple[int, int, int] | None = None) -> tuple[Ground, str]:
     """What the cases run on: an end of sequence stands in the middle of what windows read."""
+    lengths = lengths or LENGTHS[device]
     prompt, rest, context = lengths
     ids, what = tokens(pack, prompt + rest)
     eos = pack.manifest.config.get("eos_token_id", 0)
     ids[prompt + rest // 2] = eos if isinstance(eos, int) else 0
-    return Ground(pack, device, ids, prompt, context), what
+    layers = None
+    if device == "cpu":
+        layers = min(Spec.from_config(pack.manifest.config).attention_layers, default=0) + 1
+    return Ground(pack, device, ids, prompt, context, layers), what
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,12 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit-s", type=float, default=240.0, help="ends then, whatever hangs (default: %(default)s)")
     options = parser.parse_args(argv)
     bare_host.stop_after(options.limit_s)
-    if options.device == "cpu":
-        if not triton.knobs.runtime.interpret:
-            parser.error("on the CPU kernels are interpreted: set TRITON_INTERPRET=1")
-        # Of the interpreter's time most goes into programs; results do not depend on how many there are.
-        experts.GATE_TILES = experts.DOWN_TILES = ((64, 4),) * 2
-        products.PROGRAMS = 1
+    if options.device == "cpu" and not triton.knobs.runtime.interpret:
+        parser.error("on the CPU kernels are interpreted: set TRITON_INTERPRET=1")
     words = [word for word in options.only.split(",") if word] or (INTERPRETED if options.device == "cpu" else [""])
     results: dict[str, dict[str, object]] = {}
 
@@ -111,8 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.device == "cuda":
         tell("start", lambda: str(cuda.start()))
     with opened(options.pack, options.random) as pack:
-        stands, what = ground(pack, options.device, LENGTHS[options.device])
+        stands, what = ground(pack, options.device)
         info = pack.manifest.experts
+        if options.device == "cpu":
+            wide_tiles(info.layout)
         print(f"{pack.path.name}: {info.format} experts, {pack.manifest.dense_dtype} dense; {len(stands.ids)} {what}")
         for kind, rows in (("bit-equal", cases.BITS), ("margin-equal", MARGINS), ("errors", cases.FAILURES)):
             print(f"-- {kind}")

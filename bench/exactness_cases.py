@@ -49,6 +49,7 @@ class Ground:
     ids: list[int]
     prompt: int  # of them; windows read the rest, across the edge at which a query no longer reads everything
     context_tokens: int
+    layers: int | None = None  # of the model, the first ones; None: all
 
     @property
     def rest(self) -> list[int]:
@@ -61,12 +62,14 @@ class Ground:
         """The lane on the GPU."""
         return gpu_lane(
             self.pack, self.device, slots=slots, drafts=drafts, capture=capture, shared=shared,
-            context_tokens=self.context_tokens,
+            context_tokens=self.context_tokens, layers=self.layers,
         )  # fmt: skip
 
     def cpu(self, *, drafts: bool = False, dtype: torch.dtype | None = None) -> Lane:
         """The lane on the CPU; with a type that of its matrices, keys and values, as a GPU's are."""
-        return cpu_lane(self.pack, drafts=drafts, dtype=dtype, context_tokens=self.context_tokens)
+        return cpu_lane(
+            self.pack, drafts=drafts, dtype=dtype, context_tokens=self.context_tokens, layers=self.layers
+        )  # fmt: skip
 
     def said(self, lane: Lane, sizes: Sequence[int] = (1,)) -> torch.Tensor:
         """Logits [T, V] of the rest, after the prompt in one chunk."""

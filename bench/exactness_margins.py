@@ -13,6 +13,8 @@ from bench.exactness_cases import TRIALS, Case, Ground, close, trials
 from bench.gpu_lane_rig import types_of
 from bench.near_tie import apart, tolerance
 
+MIXED = (3, 1, 2, 4, 4, 1, 3)  # rows of windows
+
 
 def sizes(ground: Ground) -> str:
     """Windows of two, three and four rows against single ones."""
@@ -45,14 +47,13 @@ def chunks(ground: Ground) -> str:
 
 def against_the_cpu(ground: Ground) -> str:
     """The lane on the CPU, every window size."""
-    mixed = (1, 2, 3, 4, 4, 1, 3)
-    return apart(ground.said(ground.lane(), mixed), ground.said(ground.cpu(), mixed), tolerance(ground.pack))
+    return apart(ground.said(ground.lane(), MIXED), ground.said(ground.cpu(), MIXED), tolerance(ground.pack))
 
 
 def in_its_types(ground: Ground) -> str:
     """The lane on the CPU with matrices, keys and values of the pack's type."""
-    mixed, dtype = (1, 2, 3, 4, 4, 1, 3), types_of(ground.pack, ground.device)
-    return apart(ground.said(ground.lane(), mixed), ground.said(ground.cpu(dtype=dtype), mixed), tolerance(ground.pack))
+    dtype = types_of(ground.pack, ground.device)
+    return apart(ground.said(ground.lane(), MIXED), ground.said(ground.cpu(dtype=dtype), MIXED), tolerance(ground.pack))
 
 
 def guesses(ground: Ground) -> str:

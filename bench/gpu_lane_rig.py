@@ -1,6 +1,6 @@
 """One small pack as a lane on the CPU runs it and as a lane on a GPU does: what checks and tests of GPU lanes compare.
 
-On device "cpu" the GPU's kernels run in Triton's interpreter. Not here: what is compared (gpu_lane_check, tests).
+On device "cpu" the GPU's kernels run in Triton's interpreter. Not here: what is compared (*_cases, tests).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from lanes.experts.gpu.slots import DeviceSlots
 from lanes.experts.gpu.start import start_share
 from lanes.experts.native import ExpertKernel
 from lanes.experts.store import ExpertStore
+from lanes.kernels import experts as expert_kernels
+from lanes.kernels import mixing, products
 from lanes.models import Model, load_model
 from lanes.models.load import DTYPES
 from lanes.models.qwen4_exp.gpu.model import GpuQwen4Exp
@@ -39,6 +41,7 @@ from lanes.state.checkpoint import Checkpoint
 from lanes.state.pool import StatePool
 from lanes.window import Window
 from shared_experts.convert import convert
+from shared_experts.layout import RecordLayout
 from shared_experts.pack import Pack
 
 # One layer of each kind and an n-gram layer; blocks of 4 tokens, 8 of them are read.
@@ -130,13 +133,29 @@ def small_pack(folder: Path, config: TinyConfig = SMALL, experts: str = "q4g64",
         yield pack
 
 
+def wide_tiles(layout: RecordLayout) -> None:
+    """From here on kernels of windows have few large programs: of the interpreter's time most goes into their number,
+    and no result depends on it."""
+    widest = 256
+    gate, down = (min(size & -size, widest) for size in (layout.intermediate, layout.hidden))
+    expert_kernels.GATE_TILES, expert_kernels.DOWN_TILES = ((gate, 4),) * 2, ((down, 4),) * 2
+    products.PROGRAMS, mixing.LOWER_ROWS, mixing.LIFT_ROWS = 1, 32, widest
+
+
+def first_layers(model: Qwen4Exp, layers: int | None) -> None:
+    """The model ends behind so many of its layers."""
+    if layers is not None:
+        del model.blocks[2 * layers + sum(layer < layers for layer in model.spec.ngram_layers) :]
+
+
 def types_of(pack: Pack, device: str) -> torch.dtype | None:
     """Of the matrices of `gpu_lane` there; None: a lane on the CPU has its own."""
     return DTYPES[pack.manifest.dense_dtype] if device == "cuda" else None
 
 
 def cpu_lane(
-    pack: Pack, *, drafts: bool = False, dtype: torch.dtype | None = None, context_tokens: int = CONTEXT
+    pack: Pack, *, drafts: bool = False, dtype: torch.dtype | None = None, context_tokens: int = CONTEXT,
+    layers: int | None = None,
 ) -> Lane:  # fmt: skip
     """As `lanes.startup.cpu_parts` makes it, without a cache. With a type it rounds what a GPU with such matrices does:
     their inputs, keys and values."""
@@ -145,13 +164,15 @@ def cpu_lane(
     kernel = ExpertKernel(info.layout, threads=1)
     store = ExpertStore(kernel, ExpertCache(records, info, 0, adaptive, counters), counters)
     model = load_model(pack, store, dtype=dtype, drafts=drafts)
+    assert isinstance(model, Qwen4Exp)
+    first_layers(model, layers)
     states = StatePool(model.state_shape, 1 << 30)
     return Lane(model, store, counters, states, kept=kernel, context_tokens=context_tokens)
 
 
 def gpu_lane(
     pack: Pack, device: str = "cpu", *, slots: int = 0, drafts: bool = False, capture: bool | None = None,
-    dtype: torch.dtype | None = None, shared: bool = False, context_tokens: int = CONTEXT,
+    dtype: torch.dtype | None = None, shared: bool = False, context_tokens: int = CONTEXT, layers: int | None = None,
 ) -> Lane:  # fmt: skip
     """As `lanes.startup_cuda` makes it, with a cache of so many records. Interpreted, it has its prompts read for it:
     that would take minutes."""
@@ -172,11 +193,14 @@ def gpu_lane(
         share = start_share(experts, cache, kernel, records.record_address(0, 0), lambda *_: None).share
     inner = load_model(pack, experts, device=where, dtype=dtype, drafts=drafts)
     assert isinstance(inner, Qwen4Exp)
+    first_layers(inner, layers)
     captures = device == "cuda" if capture is None else capture
     side = Side(where)
     arena = Arena(ARENA_BYTES, Registered() if device == "cuda" else None)
     host = PinnedHost(arena, side, Staging(side, size_for(inner.state_shape)))
     model = GpuQwen4Exp(inner, experts, context_tokens, capture=captures, host=host)
-    prompter = None if device == "cuda" else cpu_lane(pack, drafts=drafts, context_tokens=context_tokens)
+    prompter = None if device == "cuda" else cpu_lane(
+        pack, drafts=drafts, context_tokens=context_tokens, layers=layers
+    )  # fmt: skip
     states = StatePool(model.state_shape, 1 << 30, host=host, branch=model.branch)
     return Lane(model, experts, counters, states, prompter, share, kernel, context_tokens)

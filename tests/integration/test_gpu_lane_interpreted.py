@@ -3,28 +3,36 @@
 tests/gpu has the same cases, compiled and captured.
 """
 
-import dataclasses
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import triton
 
-from bench import exactness_cases
+from bench import exactness, exactness_cases
 from bench import gpu_lane_cases as cases
 from bench.exactness_cases import Ground
-from bench.gpu_lane_rig import CONTEXT, SMALL, cpu_lane, gpu_lane, small_pack
-from bench.near_tie import apart, tolerance
+from bench.exactness_margins import MARGINS
+from bench.gpu_lane_rig import CONTEXT, cpu_lane, gpu_lane, small_pack, wide_tiles
+from bench.near_tie import apart
 from lanes import limits
 from lanes.experts.gpu.pace import LayerPace
-from lanes.kernels import experts, products
+from lanes.kernels import experts, mixing, products
 from lanes.models.errors import WindowError
 from lanes.models.load import dense_bytes
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.startup_cuda import divide
 from lanes.tolerance import BF16, Tolerance
 from lanes.window import Window
+from shared_experts.pack import Pack
+
+DEMO = Path(__file__).parents[2] / "deploy/demo_model/pack"
+TILES = [
+    (experts, "GATE_TILES"), (experts, "DOWN_TILES"), (products, "PROGRAMS"), (mixing, "LOWER_ROWS"),
+    (mixing, "LIFT_ROWS"),
+]  # fmt: skip
 
 pytestmark = [
     pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu"),
@@ -39,10 +47,10 @@ def pack(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def large_tiles(monkeypatch):
-    monkeypatch.setattr(experts, "GATE_TILES", ((64, 4),) * 2)
-    monkeypatch.setattr(experts, "DOWN_TILES", ((64, 4),) * 2)
-    monkeypatch.setattr(products, "PROGRAMS", 1)
+def large_tiles(monkeypatch, pack):
+    for module, name in TILES:
+        monkeypatch.setattr(module, name, getattr(module, name))  # as they were, afterwards
+    wide_tiles(pack.manifest.experts.layout)
 
 
 @pytest.mark.slow
@@ -124,13 +132,12 @@ def test_greedy_rows_come_as_ids(pack):
     cases.greatest_alone(pack, "cpu", cases.prompt(pack, cases.PROMPT + 4))
 
 
-def test_keys_and_values_of_two_sizes(tmp_path):
-    """As the demo model's DeltaNet heads have them: windows of every number of rows, rejected ones among them."""
-    sizes = dataclasses.replace(SMALL, linear_key_head_dim=32, linear_value_head_dim=16)
-    with small_pack(tmp_path, sizes) as pack:
-        ids = cases.prompt(pack, cases.PROMPT + 8)
-        want = cases.spoken(cpu_lane(pack), ids, [1])
-        apart(cases.tried(gpu_lane(pack), ids), want, tolerance(pack))
+@pytest.mark.slow
+def test_the_demo_model():
+    """A row of the exactness table at its sizes: keys and values of two, an odd low rank, its own experts."""
+    with Pack.open(DEMO) as pack:
+        wide_tiles(pack.manifest.experts.layout)
+        assert "0 other ids" in MARGINS["lane on the CPU"](exactness.ground(pack, "cpu")[0])
 
 
 def test_matrices_in_bf16(pack):

@@ -1,4 +1,4 @@
-"""Sizes that lanes on a GPU serve; what they do not know is an error of the start with its name: at the limit, past it."""
+"""Sizes that lanes on a GPU serve; what they do not know is an error of the start with its name, one past the limit."""
 
 import dataclasses
 
