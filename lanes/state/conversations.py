@@ -100,14 +100,19 @@ class Conversations:
         self._tell()
 
     def background(self, most_bytes: int, *, hurry: bool = False) -> bool:
-        """Parks about that many bytes of what waits, what was begun first, then the latest; False when there is
-        nothing left to do. Without `hurry` nothing is waited for."""
+        """Parks about that many bytes of what waits, what was begun first, then what must go, then the latest; False
+        when there is nothing left to do. Without `hurry` nothing is waited for."""
         if self._park is None:
             return False
-        wanting = [resident for resident in self._waiting() if self._park.wants(resident)]
+        gone = [one for one in self._waiting() if one.lent_bytes and not self._park.wants(one, leaving=True)]
+        for resident in gone:
+            self._drop(resident)
+        if gone:
+            self._tell()
+        wanting = [one for one in self._waiting() if self._park.wants(one, leaving=one.lent_bytes > 0)]
         if wanting:
-            begun = self._park.under_way
-            self._park.step(begun if begun in wanting else wanting[-1], most_bytes, hurry=hurry)
+            begun, leaving = self._park.under_way, [one for one in wanting if one.lent_bytes]
+            self._park.step(begun if begun in wanting else (leaving or wanting)[-1], most_bytes, hurry=hurry)
         return bool(wanting)
 
     def idle(self) -> bool:
@@ -166,6 +171,9 @@ class Conversations:
         if not at_end and (copy := self._copy(resident, position, max_tokens)) is not None:
             return copy
         resident.busy = True  # nothing below may drop it
+        if resident.lent_bytes:
+            self._take_back(resident)
+            self._make_room(0, keep=resident, seat_bytes=self._bytes(max_tokens))
         if not at_end:
             self._park_whole(resident)
         if self._park is not None:
@@ -177,7 +185,7 @@ class Conversations:
         resident.back_to(position)
         capacity = max(max_tokens, resident.state.allocated_tokens)
         grown_bytes = self._bytes(capacity) - self._bytes(resident.state.capacity_tokens)
-        self._make_room(grown_bytes, keep=resident)
+        self._make_room(grown_bytes, keep=resident, seat_bytes=self._bytes(capacity))
         self.pool.resize(resident.slot, capacity)
         return resident
 
@@ -193,7 +201,7 @@ class Conversations:
             if small or needed_bytes + its_bytes > self.pool.budget_bytes:
                 return None
             source.busy = True
-            made = self._make_room(needed_bytes, keep=source, must=False)
+            made = self._make_room(needed_bytes, keep=source, must=False, seat_bytes=self._bytes(max_tokens))
             source.busy = False
             if not made:
                 return None
@@ -206,7 +214,8 @@ class Conversations:
         return copy
 
     def _open(self, max_tokens: int, tenant: bytes, branch: Branch | None = None) -> Resident:
-        self._make_room(self._bytes(max_tokens) - (branch.sharable_bytes() if branch else 0))
+        its_bytes = self._bytes(max_tokens)
+        self._make_room(its_bytes - (branch.sharable_bytes() if branch else 0), seat_bytes=its_bytes)
         slot = self.pool.open(max_tokens, branch)
         resident = self._residents[slot] = Resident(slot, self.pool[slot], tenant)
         return resident
@@ -219,18 +228,56 @@ class Conversations:
     def _fits(self, needed_bytes: int) -> bool:
         return needed_bytes <= self.pool.free_bytes and self.pool.free_slots > 0
 
-    def _make_room(self, needed_bytes: int, *, keep: Resident | None = None, must: bool = True) -> bool:
-        """Drops conversations, least recently used first, then checkpoints of those that run."""
+    def _make_room(
+        self, needed_bytes: int, *, keep: Resident | None = None, must: bool = True, seat_bytes: int = 0
+    ) -> bool:
+        """Drops conversations, least recently used first, then checkpoints of those that run. With a seat, one that is
+        to be parked first may do that while who comes, of `seat_bytes`, has the seat."""
         open_one = keep is None or not must
         while needed_bytes > self.pool.free_bytes or (open_one and not self.pool.free_slots):
-            waiting = self._waiting()
-            if waiting:
-                self._drop(waiting[0])
-            elif must and (running := [r for r in self._residents.values() if r.busy and r.checkpoints]):
-                self._release(running[-1], least_missed(sorted(running[-1].checkpoints)))
-            else:
+            if self._gives_way(needed_bytes - self.pool.free_bytes, seat_bytes):
+                continue
+            running = [r for r in self._residents.values() if r.busy and r.checkpoints]
+            if not (must and running):
                 break
+            self._release(running[-1], least_missed(sorted(running[-1].checkpoints)))
         return needed_bytes <= self.pool.free_bytes and (not open_one or self.pool.free_slots > 0)
+
+    def _gives_way(self, missing_bytes: int, seat_bytes: int) -> bool:
+        """One that waits goes, or is on its way from now on; False where none waits."""
+        waiting = self._waiting()
+        leaving = [one for one in waiting if one.lent_bytes]
+        staying = [one for one in waiting if not one.lent_bytes]
+        for one in (*leaving, *staying[:1]):
+            if self._lend(one, missing_bytes, seat_bytes):
+                return True
+        # One that is parked costs nothing; else the rest of one that is on its way costs less than a whole one.
+        parked = self._park is None or not (staying and self._park.wants(staying[0], leaving=True))
+        for one in (*staying[:parked], *leaving, *staying):
+            self._drop(one)
+            return True
+        return False
+
+    def _lend(self, resident: Resident, missing_bytes: int, seat_bytes: int) -> bool:
+        """Whether it may stay until it is parked: all that is lent lies in what the seat's next one leaves free."""
+        more_bytes = min(missing_bytes, self._held_bytes(resident) - resident.lent_bytes)
+        if not self.pool.seats or more_bytes <= 0 or self.pool.lent_bytes + more_bytes > seat_bytes:
+            return False
+        if self._park is None or not self._park.wants(resident, leaving=True):
+            return False
+        resident.lent_bytes += more_bytes
+        self.pool.lent_bytes += more_bytes
+        return True
+
+    def _take_back(self, resident: Resident, but_bytes: int = 0) -> None:
+        """Of what was lent to it, all but that."""
+        self.pool.lent_bytes -= resident.lent_bytes - but_bytes
+        resident.lent_bytes = but_bytes
+
+    def _held_bytes(self, resident: Resident) -> int:
+        """What is free once it is gone."""
+        alone = sum(checkpoint.holders == 1 for checkpoint in resident.checkpoints.values())
+        return self._bytes(resident.state.capacity_tokens) + alone * self.pool.shape.fixed_bytes()
 
     def _room_for_checkpoint(self, resident: Resident) -> bool:
         """Thins this conversation's checkpoints to their number, and others' before any conversation goes."""
@@ -255,6 +302,7 @@ class Conversations:
             self._release(resident, position)
         del self._residents[resident.slot]
         self.pool.close(resident.slot)
+        self._take_back(resident)
         self._count()
 
     def _park_whole(self, resident: Resident) -> None:
@@ -279,6 +327,7 @@ class Conversations:
         if not checkpoint.holders:
             checkpoint.erase()
             self.pool.charge(-self.pool.shape.fixed_bytes())
+            self._take_back(resident, min(resident.lent_bytes, self._held_bytes(resident)))
 
     def _touch(self, resident: Resident, *, busy: bool) -> None:
         self._clock += 1

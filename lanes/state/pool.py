@@ -5,8 +5,11 @@ checkpoints are charged when they are made. In a paged pool a branch shares its 
 once, and what is left open in each buffer's last page is charged too. Not here: which sequence stays or goes
 (conversations).
 
-Invariant: the sum of all open states' and checkpoints' bytes never exceeds `budget_bytes`, but for the moment in which
-a state that went back has given up pages that others hold; memory that is given back was zeroed.
+Where who runs lies in a seat, its bytes are free in host memory meanwhile: a conversation that must go may stay there
+for so long (`lent_bytes`), until it is parked.
+
+Invariant: the sum of all open states' and checkpoints' bytes never exceeds `budget_bytes` and what is lent, but for the
+moment in which a state that went back has given up pages that others hold; memory that is given back was zeroed.
 """
 
 from __future__ import annotations
@@ -58,6 +61,8 @@ class StatePool(Mapping[int, SequenceState]):
         self._device, self._allocate, self._host, self._branch = device, allocate, host, branch
         self._open: dict[int, SequenceState] = {}
         self._beside_bytes = 0  # charged for checkpoints
+        self.seats = branch is not None  # who runs lies elsewhere
+        self.lent_bytes = 0  # to conversations on their way out
 
     def bytes(self, max_tokens: int) -> int:
         """What a sequence of that capacity is charged, if it shares nothing."""
@@ -111,7 +116,7 @@ class StatePool(Mapping[int, SequenceState]):
 
     def require(self, size_bytes: int) -> None:
         """Raises StateBudgetExceeded where so many bytes are not free."""
-        if size_bytes > self.free_bytes:
+        if size_bytes > max(0, self.free_bytes):  # giving back always may
             raise StateBudgetExceeded(size_bytes, self.free_bytes)
 
     @property
@@ -123,7 +128,7 @@ class StatePool(Mapping[int, SequenceState]):
     @property
     def free_bytes(self) -> int:
         """Bytes that a new sequence may still take."""
-        return self.budget_bytes - self.reserved_bytes
+        return self.budget_bytes + self.lent_bytes - self.reserved_bytes
 
     @property
     def free_slots(self) -> int:

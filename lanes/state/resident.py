@@ -23,13 +23,14 @@ class Resident:
     """A conversation and where it can be taken up again."""
 
     __slots__ = (
-        "_chain", "_ids", "busy", "checkpoints", "inherited", "pages", "parked", "parked_as",
+        "_chain", "_ids", "busy", "checkpoints", "inherited", "lent_bytes", "pages", "parked", "parked_as",
         "slot", "state", "tenant", "used",
     )  # fmt: skip
 
     def __init__(self, slot: int, state: SequenceState, tenant: bytes, ids: Ids | None = None) -> None:
         self.slot, self.state, self.tenant = slot, state, tenant
         self.busy, self.used = True, 0
+        self.lent_bytes = 0  # of the pool, until it is parked: then it goes
         self.checkpoints: dict[int, Checkpoint] = {}  # by position, ascending
         self.parked = 0  # tokens of it that the park pool has with a checkpoint at their end
         self.parked_as = (b"", 0)  # generation of the pool, number there
