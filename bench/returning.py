@@ -4,11 +4,17 @@ One real lane over its socket, a synthetic model's walk (bench.synthetic), the p
 long conversation is read once, then in turn:
 
     stayed     its next turn, nobody was there meanwhile
-    other      a short conversation that nobody knows, right after it
-    alone      the same, right after another short one: what of `other` is not the long one's leaving
-    returned   the long one's next turn, after the short ones: from the lane's memory, or from the pool (--state-budget)
+    other      a short conversation that nobody knows, at once after it: nothing of the long one's turn is parked yet
+    alone      the same, at once after another short one: what of `other` is not the long one's leaving
+    returned   the long one's next turn, after the short ones and once the lane has parked what waits
+    parked     a short one once that is parked, too: what of `other` is not its parking
+    returned   once more
 
-    python -m bench.returning --device cuda --vram-budget 16GiB --prefill-chunk 8192 --cores 0-15 --state-budget 512MiB
+Where a return comes from is the lane's word, not the budget's: the lane's memory, the pool, or it was read again. A
+lane's memory is --state-budget and one conversation of full length: with 512 MiB a long one may stay there beside the
+short ones, with 64 MiB it must go.
+
+    python -m bench.returning --device cuda --vram-budget 16GiB --prefill-chunk 8192 --cores 0-15 --state-budget 64MiB
 
 Seconds are from the question to the first token's stamp, medians over --repeats. Not here: copies alone (parking),
 bits (conversations). Invariant: an answer that is not the walk is an error, not a figure.
@@ -34,6 +40,7 @@ from bench.second_lane import StartFailed, running
 from bench.synthetic.__main__ import described
 from bench.synthetic.pack import Synthetic, made
 from bench.synthetic.shape import SHAPES
+from laneproto.chain import BLOCK_TOKENS
 from laneproto.v1 import lane_pb2, lane_pb2_grpc
 from shared_experts.owner import run_directory
 from shared_experts.park_server import ParkServer
@@ -41,6 +48,8 @@ from shared_experts.park_server import ParkServer
 ANSWER_TOKENS = 8
 LIMIT_S = 600.0
 PARKED_WITHIN_S = 60.0
+
+ROUND = ("stayed", "other", "alone", "returned", "parked", "returned")
 
 Figures = dict[str, Any]
 
@@ -88,9 +97,16 @@ class Asker:
             time.sleep(0.02)
 
 
+def origin(usage: lane_pb2.Usage, excess_tokens: int) -> str:
+    """Where a conversation came from that somebody else's turn had moved from the seat."""
+    if excess_tokens > BLOCK_TOKENS:
+        return "read again"
+    return "pool" if usage.restored_tokens else "memory"
+
+
 def measured(synthetic: Synthetic, run: Path, chosen: argparse.Namespace, state_budget: str) -> Figures:
     """Of one lane."""
-    context = chosen.tokens + (2 * chosen.repeats + 2) * (chosen.added + ANSWER_TOKENS)
+    context = chosen.tokens + (3 * chosen.repeats + 2) * (chosen.added + ANSWER_TOKENS)
     park = run / "park.sock"
     options = [
         "lanes", "--owner", str(run / "owner.sock"), "--pack", str(synthetic.folder), "--listen",
@@ -100,26 +116,33 @@ def measured(synthetic: Synthetic, run: Path, chosen: argparse.Namespace, state_
         *(("--cores", chosen.cores) if chosen.cores else ()),
     ]  # fmt: skip
     long, short = 997, 997 * 50  # places of the walk
-    seconds: dict[str, list[float]] = {name: [] for name in ("stayed", "other", "alone", "returned")}
-    restored, read_again = [], 0
+    seconds: dict[str, list[float]] = {name: [] for name in ROUND}
+    origins: dict[str, list[float]] = {}
+    read_again = shorts = 0
     with ExitStack() as stack:
         stack.enter_context(ParkServer(park, chosen.park))
         stack.enter_context(running(*options)).event("lane_ready")
         ask = Asker(synthetic, stack.enter_context(grpc.insecure_channel(f"unix:{run}/lane.sock")))
         tokens = chosen.tokens
         cold_s, _ = ask.turn(long, tokens)
-        for number in range(chosen.repeats):
-            for name in ("stayed", "other", "alone", "returned"):
-                if name in ("other", "alone"):
-                    took_s, _ = ask.turn(short + 997 * (2 * number + (name == "alone")), chosen.short)
+        for _ in range(chosen.repeats):
+            for name in ROUND:
+                if name in ("other", "alone", "parked"):
+                    if name == "parked":
+                        ask.settle()
+                    shorts += 1
+                    took_s, _ = ask.turn(short + 997 * shorts, chosen.short)
                 else:
                     ask.settle()
                     tokens += ANSWER_TOKENS + chosen.added
                     took_s, usage = ask.turn(long, tokens)
                     # The last token of an answer was never read.
-                    read_again = max(read_again, tokens - usage.cached_tokens - chosen.added - 1)
+                    excess = tokens - usage.cached_tokens - chosen.added - 1
+                    read_again = max(read_again, excess)
                     if name == "returned":
-                        restored.append(usage.restored_tokens)
+                        origins.setdefault(origin(usage, excess), []).append(took_s)
+                    if name == "stayed" and (usage.restored_tokens or excess > BLOCK_TOKENS):
+                        raise StartFailed("what was in the seat did not come from there")
                 seconds[name].append(took_s)
         counted = ask.counters()
     found = {name: statistics.median(each) for name, each in seconds.items()}
@@ -127,8 +150,13 @@ def measured(synthetic: Synthetic, run: Path, chosen: argparse.Namespace, state_
         "state_budget": state_budget,
         "first_token_s": {"cold": round(cold_s, 4), **{name: round(each, 4) for name, each in found.items()}},
         "return_costs_s": round(found["returned"] - found["stayed"], 4),
+        "returned_from": {
+            name: {"returns": len(each), "first_token_s": round(statistics.median(each), 4)}
+            for name, each in origins.items()
+        },
         "leaving_costs_others_s": round(found["other"] - found["alone"], 4),
-        "restored_tokens": restored,
+        "unparked_costs_others_s": round(found["other"] - found["parked"], 4),
+        "first_tokens_s": {name: [round(each, 4) for each in all_of] for name, all_of in seconds.items()},
         "read_again_tokens_max": read_again,
         "park_ms_each": round(counted.park_ns / 1e6 / max(1, counted.parks), 2),
         "restore_ms_each": round(counted.restore_ns / 1e6 / max(1, counted.restores), 2),
@@ -148,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--tokens", type=int, default=25_000, help="of the long conversation (default: %(default)s)")
     add("--added", type=int, default=16, help="tokens that its turns add (default: %(default)s)")
     add("--short", type=int, default=64, help="tokens of the others (default: %(default)s)")
-    add("--state-budget", action="append", help="of a lane; each is measured by a lane of its own (default: 512MiB)")
+    add("--state-budget", action="append", help="of a lane; each is measured by a lane of its own (default: 64MiB)")
     add("--park", type=int, default=8 << 30, help="bytes of the pool (default: 8 GiB)")
     add("--repeats", type=int, default=3)
     add("--threads", type=int, default=os.cpu_count() or 1, help="that make the model (default: all)")
@@ -159,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with made(folder / "pack", SHAPES[options.scale], threads=options.threads) as synthetic:
             run = run_directory(folder / "run")
             with synthetic.lend(run / "owner.sock"):
-                lanes = [measured(synthetic, run, options, each) for each in options.state_budget or ["512MiB"]]
+                lanes = [measured(synthetic, run, options, each) for each in options.state_budget or ["64MiB"]]
             result = frame(
                 "bench.returning", [word for word in (sys.argv[1:] if argv is None else argv) if "/" not in word],
                 pack=described(synthetic),

@@ -13,10 +13,11 @@ def test_from_memory_and_from_the_pool(tmp_path, capsys):
     ]  # fmt: skip
     assert returning.main(options) == 0
     kept, parked = json.loads(out.read_text())["lanes"]
-    assert (kept["restored_tokens"], kept["read_again_tokens_max"]) == ([0], 0)
+    assert {name: one["returns"] for name, one in kept["returned_from"].items()} == {"memory": 2}
+    assert {name: one["returns"] for name, one in parked["returned_from"].items()} == {"pool": 2}
+    assert (kept["restores"], parked["restores"]) == (0, 2)
     # A turn adds 24 tokens; of its answer of 8 the last one is never read.
-    assert parked["restored_tokens"] == [600 + 24 + 7]
-    assert parked["read_again_tokens_max"] == 0
+    assert kept["read_again_tokens_max"] == parked["read_again_tokens_max"] == 0
     assert kept["restores_refused"] == parked["restores_refused"] == 0
     assert min(kept["first_token_s"].values()) > 0
     assert capsys.readouterr().out
