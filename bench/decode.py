@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import tied
 from bench.bound import Ceilings, StepBytes, step_s
 from bench.result import frame, write
 from bench.synthetic.__main__ import described
@@ -44,7 +45,7 @@ def job(kind: str, options: Sequence[str], *, limit_s: float = JOB_LIMIT_S, **re
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}  # before torch is loaded there, as a lane does
     if "cuda" not in options:
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    command = [sys.executable, "-m", "bench.decode_lane"]
+    command = tied.argv("-m", "bench.decode_lane")
     done = subprocess.run(
         command, input=json.dumps({"kind": kind, "options": list(options), **rest}), stdout=subprocess.PIPE, text=True,
         check=True, timeout=limit_s, env=environment,

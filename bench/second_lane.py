@@ -22,6 +22,7 @@ from pathlib import Path
 
 import grpc
 
+from bench import tied
 from bench.checkpoint import PRESETS, write_checkpoint
 from bench.memory import RegionMemory, host_used_bytes, region_memory
 from bench.result import frame, write
@@ -60,7 +61,7 @@ class Child:
 
     def __init__(self, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *arguments, "--log-json"],
+            tied.argv("-m", *arguments, "--log-json"),
             stderr=subprocess.STDOUT,
             stdout=subprocess.PIPE,
             text=True,

@@ -2,21 +2,22 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 import torch
+
+from bench import tied
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 def test_a_gpu_lane_follows_the_walk_and_is_measured(tmp_path):
     out = tmp_path / "decode.json"
-    command = [
-        sys.executable, "-m", "bench.decode", "--scale", "small", "--device", "cuda", "--vram-budget", "4GiB",
+    command = tied.argv(
+        "-m", "bench.decode", "--scale", "small", "--device", "cuda", "--vram-budget", "4GiB",
         "--tokens", "64", "--warm", "64", "--forced", "75,100", "--forced-budget", "4GiB", "--kernels",
         "--out", str(out),
-    ]  # fmt: skip
+    )  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-4000:]
     result = json.loads(out.read_text())
