@@ -51,24 +51,30 @@ def restart_s(cluster: Cluster, lane: str) -> dict[str, float]:
     """SIGKILLs the lane; seconds until the door says it is ready again, and until a first answer came from anywhere."""
     with grpc.insecure_channel(cluster.grpc) as channel:
         stub = serve_pb2_grpc.ExpresswayStub(channel)
-
-        def seen() -> serve_pb2.LaneInfo:
-            lanes = stub.ListLanes(serve_pb2.ListLanesRequest(), timeout=LIMIT_S).lanes
-            found: serve_pb2.LaneInfo = next(each for each in lanes if each.lane == lane)
-            return found
-
-        before = seen()
+        before = lane_of(stub, lane)
         began_s = time.monotonic()
         os.kill(before.pid, signal.SIGKILL)
         ask_now(channel, "Hello", max_tokens=1)
         other_s = time.monotonic() - began_s
-        while True:
-            now = seen()
-            if now.restarts > before.restarts and now.state in ("ready", "busy"):
-                return {"ready_s": time.monotonic() - began_s, "other_lane_answers_s": other_s}
-            if time.monotonic() - began_s > LIMIT_S:
-                raise NotBack(f"{lane} is {now.state} {LIMIT_S:g} s after its end")
-            time.sleep(POLL_S)
+        return {"ready_s": await_back(stub, before, began_s), "other_lane_answers_s": other_s}
+
+
+def lane_of(stub: serve_pb2_grpc.ExpresswayStub, lane: str) -> serve_pb2.LaneInfo:
+    """What the door says of it."""
+    lanes = stub.ListLanes(serve_pb2.ListLanesRequest(), timeout=LIMIT_S).lanes
+    found: serve_pb2.LaneInfo = next(each for each in lanes if each.lane == lane)
+    return found
+
+
+def await_back(stub: serve_pb2_grpc.ExpresswayStub, before: serve_pb2.LaneInfo, began_s: float) -> float:
+    """Seconds from then until the door says that the lane is ready again; raises NotBack."""
+    while True:
+        now = lane_of(stub, before.lane)
+        if now.restarts > before.restarts and now.state in ("ready", "busy"):
+            return time.monotonic() - began_s
+        if time.monotonic() - began_s > LIMIT_S:
+            raise NotBack(f"{before.lane} is {now.state} {LIMIT_S:g} s after its end")
+        time.sleep(POLL_S)
 
 
 def measure(pack: Path, lanes: int, rounds: int) -> dict[str, object]:

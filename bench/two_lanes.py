@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -34,6 +35,7 @@ from bench.second_lane import Child, StartFailed, running
 from bench.synthetic.__main__ import described
 from bench.synthetic.pack import SEED, Synthetic, made
 from bench.synthetic.shape import SHAPES
+from bench.synthetic.walk import Walk
 from laneproto.v1 import lane_pb2, lane_pb2_grpc
 from shared_experts.owner import run_directory
 
@@ -119,22 +121,31 @@ def shown(reading: Reading) -> Figures:
     }  # fmt: skip
 
 
-def readings(synthetic: Synthetic, sockets: Sequence[Path], tokens: int, pool: ThreadPoolExecutor) -> Figures:
-    """Each lane reads a prompt to warm up and one alone, then both at once; all prompts differ."""
+def readings(walk: Walk, sockets: Sequence[Path], tokens: int, pool: ThreadPoolExecutor, repeats: int = 1) -> Figures:
+    """Each lane reads a prompt to warm up; then, so often, one alone and one while the other lane reads one.
+
+    All prompts differ. `of_alone`: medians of a lane's time alone / beside the other.
+    """
     number = 0
 
     def prompt() -> list[int]:
         nonlocal number
         number += 1
-        return synthetic.walk.stretch(number * 997, tokens)
+        return walk.stretch(number * 997, tokens)
 
     cold = [read(socket, prompt()) for socket in sockets]
-    alone = [read(socket, prompt()) for socket in sockets]
-    beside = list(pool.map(read, sockets, [prompt() for _ in sockets]))
+    alone, beside = list[list[Reading]](), list[list[Reading]]()
+    for _ in range(repeats):
+        alone.append([read(socket, prompt()) for socket in sockets])
+        beside.append(list(pool.map(read, sockets, [prompt() for _ in sockets])))
+
+    def median_s(found: list[list[Reading]], lane: int) -> float:
+        return statistics.median(each[lane].seconds for each in found)
+
     return {
-        "prompt_tokens": tokens, "cold": [shown(r) for r in cold], "alone": [shown(r) for r in alone],
-        "beside": [shown(r) for r in beside],
-        "of_alone": [round(a.seconds / b.seconds, 3) for a, b in zip(alone, beside, strict=True)],
+        "prompt_tokens": tokens, "cold": [shown(r) for r in cold], "alone": [shown(r) for each in alone for r in each],
+        "beside": [shown(r) for each in beside for r in each],
+        "of_alone": [round(median_s(alone, lane) / median_s(beside, lane), 3) for lane in range(len(sockets))],
     }  # fmt: skip
 
 
@@ -161,7 +172,7 @@ def measured(synthetic: Synthetic, run: Path, chosen: argparse.Namespace) -> Fig
             found = pool.map(Writer.loop, writers, [until_s] * 2)
             return {f"lane-{number}": streams for number, streams in enumerate(found)}
 
-        prompts = readings(synthetic, sockets, chosen.read, pool) if chosen.read else None
+        prompts = readings(synthetic.walk, sockets, chosen.read, pool) if chosen.read else None
         both(chosen.warm_s)
         alone = []
         for number, writer in enumerate(writers):
