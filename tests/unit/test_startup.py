@@ -6,6 +6,7 @@ from pathlib import Path
 
 from coordinator import limits
 from coordinator.config import Address, LaneOptions, ServeConfig
+from coordinator.cores import Layout
 from coordinator.errors import RunDirError
 from coordinator.host import cluster
 from coordinator.host.startup import Ready, explain_exit
@@ -66,7 +67,7 @@ async def test_a_cluster_file_is_written_once_there_is_room_again(tmp_path, monk
         return Ready("m", 1.0)
 
     monkeypatch.setattr(cluster, "wait_ready", ready)
-    living = asyncio.create_task(cluster._live(Still(), config, Files(), print, lambda _: None))
+    living = asyncio.create_task(cluster._live(Still(), config, Layout(((0,),), ()), Files(), print, lambda _: None))
     async with asyncio.timeout(60):
         while len(written) < 2:
             await asyncio.sleep(0.01)
