@@ -30,10 +30,11 @@ from bench.result import frame, write
 from bench.synthetic.__main__ import described
 from bench.synthetic.pack import SEED, Synthetic, made
 from bench.synthetic.shape import SHAPES
+from lanes.limits import MAX_DRAFTS
 from shared_experts.owner import run_directory
 
 FORCED = "55,65,75,85,95,100"
-DRAFTED_AT, DRAFTED_ROUNDS = 0.75, 2
+DRAFTED_AT, DRAFTED_ROUNDS = 0.75, 3
 JOB_LIMIT_S = 3600.0
 GIB = 1 << 30
 
@@ -128,11 +129,11 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
         drafted = None
         if chosen.drafted:
             shares = [int(share) / 100 for share in chosen.drafted.split(",")]
-            cache_bytes = (budgets[0].get("cache") or {}).get("budget_bytes", 0)
             drafted = jobs.run(
-                "drafted", "drafted", [*options, "--vram-budget", chosen.forced_budget or str(everything)], **common,
-                trace=str(folder / "drafted.trace"), shares=shares, slots=cache_bytes // info.record_bytes,
-                forced=DRAFTED_AT, rounds=DRAFTED_ROUNDS,
+                "drafted", "drafted",
+                [*options, "--vram-budget", chosen.forced_budget or str(everything), "--drafts", str(MAX_DRAFTS)],
+                **common, trace=str(folder / "drafted.trace"), shares=shares, forced=DRAFTED_AT, rounds=DRAFTED_ROUNDS,
+                decoder_pairs=config.num_hidden_layers * config.num_experts,
             )  # fmt: skip
         after = jobs.run("ceilings after", "ceilings", [*options, "--vram-budget", "0"])
     looks = [look for look in (before, after) if look is not None]
@@ -176,7 +177,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--forced", default=FORCED, help=f"hit rates in percent; empty: none (default: {FORCED})")
     parser.add_argument("--forced-budget", metavar="BYTES", help="of the lane at forced rates (default: all experts)")
     parser.add_argument("--kernels", action="store_true", help="GPU: also some steps by kernel, in a lane of their own")
-    parser.add_argument("--drafted", metavar="LIST", help="also with drafts that are right so often, in percent")
+    parser.add_argument(
+        "--drafted",
+        metavar="LIST",
+        help="also drafts that are right so often, in percent; the model has a draft layer then",
+    )
     parser.add_argument("--prefill-chunk", type=int, metavar="ROWS", help="of the lane (default: its own)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="that make the model")
     parser.add_argument(
@@ -190,9 +195,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen.vram_budget = chosen.vram_budget or ["16GiB"]
     if chosen.kernels and chosen.device == "cpu":
         parser.error("--kernels: a CPU lane has none")
+    # What a guess costs takes a draft layer, which nothing else here asks.
+    shape = SHAPES[chosen.scale].changed(draft_layers=int(bool(chosen.drafted)))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with made(folder / "pack", SHAPES[chosen.scale], seed=SEED, threads=chosen.threads) as synthetic:
+        with made(folder / "pack", shape, seed=SEED, threads=chosen.threads) as synthetic:
             jobs = Jobs(chosen.limit_s, chosen.out)
             found = measured(synthetic, folder, chosen, jobs)
             result = frame(

@@ -4,7 +4,7 @@
     adaptive   one conversation along the walk: the lane as it is, under its cache policy
     forced     the same stretch at hit rates that are forced (`forced`)
     kernels    on a GPU: a few steps more, by kernel (`step_kernels`)
-    drafted    what drafts bring at injected acceptances (`drafted`)
+    drafted    what drafts bring at injected acceptances (`drafted`), told as it is found
 
 A process each, so that a lane's memory, device and threads are its own. Not here: the region (bench.decode holds it).
 """
@@ -28,6 +28,7 @@ from bench.synthetic import measure
 from bench.synthetic.walk import Walk, walk
 from lanes.config import LaneConfig, parse
 from lanes.counters import Counters
+from lanes.drafts.policy import Beliefs
 from lanes.experts.adaptive import adaptive
 from lanes.experts.native import ExpertKernel
 from lanes.logs import configure_logging
@@ -187,23 +188,32 @@ def by_kernel(job: Job) -> Figures:
 
 
 def with_drafts(job: Job) -> Figures:
-    """After a warm-up, the next stretch with an oracle's drafts: in a budget's cache, then at a forced hit rate."""
-    order, start, prompt, warm = walk_of(job), number(job, "start"), number(job, "prompt"), number(job, "warm")
-    trace, held, shares, forced = Path(str(job["trace"])), Held(number(job, "pairs")), job["shares"], job["forced"]
+    """A stretch with an oracle's drafts: all experts in the cache that it uses, then as many as give a hit rate."""
+    order, start, prompt = walk_of(job), number(job, "start"), number(job, "prompt")
+    trace, pairs, shares, forced = Path(str(job["trace"])), number(job, "pairs"), job["shares"], job["forced"]
     assert isinstance(shares, list)
     assert isinstance(forced, float)
-    slots, rounds, tokens = number(job, "slots"), number(job, "rounds"), number(job, "tokens")
-    policy = drafted.Phases(drafted.Bounded(slots))
-    with started([*options_of(job), "--trace-routing", str(trace)], policy) as lane:
-        lane.ask(order.stretch(start, prompt), warm)
-        stretch = drafted.Stretch(lane, order, start + warm, prompt, tokens, number(job, "record_bytes"))
-        cached = drafted.measured(stretch, shares, rounds)
+    rounds, tokens, held = number(job, "rounds"), number(job, "tokens"), Held(pairs)
+    with started([*options_of(job), "--trace-routing", str(trace)], held) as lane:
+        layer = lane.lane.engine.drafter.layer
+        stretch = drafted.Stretch(lane, layer, order, start, prompt, tokens, number(job, "record_bytes"))
+        stretch.answer(0, 1.0, Beliefs())
         _, _, keys = measure.decode_keys(trace)
-        held.want(hottest(measure.uses(keys, len(held.wanted)), forced))
-        policy.now = held
-        settle(lane, held, order.stretch(stretch.start, prompt), tokens)
-        at_rate = drafted.measured(stretch, shares, rounds)
-        return {"adaptive": {"slots": slots, **cached}, "forced": {"rate": forced, "not_held": held.missing, **at_rate}}
+        uses = measure.uses(keys, pairs)
+        uses[number(job, "decoder_pairs") :] = 0  # the draft layer's experts are pinned
+        found: Figures = {}
+        for name, rate in (("in_vram", 1.0), ("forced", forced)):
+            held.want(hottest(uses, rate))
+            settle(lane, held, order.stretch(start, prompt), tokens)
+            say(name, {"rate": rate, "held": int(held.wanted.sum()), "not_held": held.missing})
+            at_rate = drafted.measured(stretch, shares if name == "forced" else shares[:1], rounds, say)
+            found[name] = {"rate": rate, "not_held": held.missing, **at_rate}
+        return found
+
+
+def say(what: str, found: object) -> None:
+    """On standard error, as it is found: what was measured is known even where the rest is cut."""
+    print(f"{what}: {json.dumps(found)}", file=sys.stderr, flush=True)
 
 
 def settle(lane: OwnLane, held: Held, ids: list[int], tokens: int) -> int:

@@ -42,7 +42,7 @@ from lanes.experts.store import ExpertStore
 from lanes.models import load_model
 from lanes.outbox import End, Outbox
 from lanes.request import Request, Sampling
-from lanes.runner import Logits, ModelRunner, Row
+from lanes.runner import Likeliest, Logits, ModelRunner
 from lanes.sampler import choose
 from lanes.state.pool import StatePool
 from lanes.window import Meanwhile, Window, nothing
@@ -120,16 +120,14 @@ class Oracle:
     share: float
     seed: int
 
-    def guess(self, slot: int, token: int, number: int) -> Row | None:
+    def guess(self, slot: int, token: int, number: int, best: bool = False) -> Likeliest | None:
         """As `Runner.guess`."""
-        row = self.lane.runner.guess(slot, token, number)
+        if self.lane.runner.guess(slot, token, number, best) is None:
+            return None
         place = self.lane.pool[slot].length + 1 + number
         right = np.random.default_rng((self.seed, place)).random() < self.share
         named = self.known[place] if place < len(self.known) else 0
-        out = np.zeros_like(row) if row is not None else None
-        if out is not None:
-            out[named if right else (named + 1) % out.shape[0]] = 20.0
-        return out
+        return Likeliest(named if right else abs(named - 1), 1.0)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 The set is the hottest pairs of the very conversation that is measured, counted in an earlier pass, and as many of them
 as the rate asks for. So a figure at a forced rate says what a step costs, not what a cache reaches.
-Invariant: like any policy it admits only what a window touched, within the budget of slots and swaps.
+Invariant: within the budget of slots; what is wanted comes at once, touched or not, so that no pass is lost to waiting.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ class Held:
         self.missing = len(keys)
 
     def __call__(self, state: State, touched: Touched, budget: Budget) -> tuple[State, Plan]:
-        """Drops what is not wanted, admits what is and was touched."""
+        """Drops what is not wanted, admits what is, but for windows that are told to admit nothing."""
         evict = np.flatnonzero(state.resident & ~self.wanted)
         free = budget.slots - int(np.count_nonzero(state.resident)) + len(evict)
-        keys = touched.keys
-        admit = keys[self.wanted[keys] & ~state.resident[keys]][: max(0, min(budget.swaps, free))]
+        admit = np.flatnonzero(self.wanted & ~state.resident)[: max(0, free) * (budget.swaps > 0)]
         resident = state.resident.copy()
         resident[evict] = False
         resident[admit] = True

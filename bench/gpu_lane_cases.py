@@ -18,6 +18,7 @@ from bench.near_tie import apart, tolerance
 from lanes.experts.gpu.experts import GpuExperts
 from lanes.experts.gpu.prompt import Means
 from lanes.experts.store import Interrupted
+from lanes.runner import Likeliest
 from lanes.sampler import greedy
 from lanes.state.checkpoint import Checkpoint
 from lanes.state.pool import Branch
@@ -228,4 +229,23 @@ def guesses(pack: Pack, device: str, ids: Sequence[int]) -> str:
             lane.experts.end_window()
             lane.trial([ids[at], ids[at + 1], 5], slot, 2)
         answers.append(torch.stack(rows))
+    return apart(answers[1], answers[0], tolerance(pack))
+
+
+def late_guesses(pack: Pack, device: str, ids: Sequence[int]) -> str:
+    """The draft layer after windows that nobody guessed beside, and after a guess about what then did not come."""
+    answers, dtype, end = [], types_of(pack, device), PROMPT + 4
+    for lane in (cpu_lane(pack, drafts=True, dtype=dtype), gpu_lane(pack, device, drafts=True)):
+        slot = lane.begin(ids[:PROMPT])
+        lane.windows(ids[PROMPT:end], slot, [4])  # five rows wait now
+        state = lane.states[slot]
+        rows = [lane.model.guess(state, ids[end], 0).cpu().clone(), lane.model.guess(state, 9, 0).cpu().clone()]
+        lane.experts.end_window()
+        lane.trial([ids[end], ids[end + 1]], slot, 2)
+        rows.append(lane.model.guess(state, ids[end + 2], 0).cpu().clone())
+        answers.append(torch.stack(rows))
+    place, share = lane.model.guess(state, ids[end + 2], 0, best=True).tolist()  # of the lane on a GPU
+    want = Likeliest.of(rows[-1].numpy())
+    assert place == want.place
+    assert abs(share - want.share) < 1e-5, (share, want)
     return apart(answers[1], answers[0], tolerance(pack))

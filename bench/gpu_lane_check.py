@@ -82,6 +82,7 @@ CASES: dict[str, Callable[[Pack, str, Sequence[int]], str]] = {
     "cache": cases.whatever_is_cached,
     "prompts": cases.whatever_feeds_a_prompt,
     "guesses": cases.guesses,
+    "late guesses": cases.late_guesses,
     "captured": cases.captured_as_launched,
     "greatest": cases.greatest_alone,
     "share": cases.whoever_computes_misses,

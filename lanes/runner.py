@@ -6,7 +6,9 @@ Invariant: residency of experts changes in `end_window` only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +27,22 @@ from lanes.window import Meanwhile, Window, nothing
 
 Logits = npt.NDArray[Any]  # fp32 [n wanted, V]; of a window that asks for the best, their ids: int64 [n wanted]
 Row = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Likeliest:
+    """Of logits: the place of the greatest, the lowest of equal ones, -1 where one is not finite; its probability."""
+
+    place: int
+    share: float
+
+    @classmethod
+    def of(cls, row: Row) -> Likeliest:
+        """Of a row [V]."""
+        highest = float(row.max())
+        if not math.isfinite(highest):
+            return cls(-1, 0.0)
+        return cls(int(row.argmax()), float(1.0 / np.exp(row - highest).sum(dtype=np.float64)))
 
 
 class Runner(Protocol):
@@ -50,8 +68,9 @@ class Runner(Protocol):
     def commit(self, slot: int, rows: int) -> None:
         """Of the trial window that ran last, the first `rows` rows belong to the sequence; before `end_window`."""
 
-    def guess(self, slot: int, token: int, number: int) -> Row | None:
-        """The draft layer's logits [V] for what follows `token`, the sequence's next (number 0) or the guess before.
+    def guess(self, slot: int, token: int, number: int, best: bool = False) -> Row | Likeliest | None:
+        """The draft layer's logits [V] for what follows `token`, the sequence's next (number 0) or the guess before;
+        with `best`, of the greatest alone where the model has that.
 
         None when `stopped` of the last window says so.
         """
@@ -91,8 +110,8 @@ class Model(Protocol):
     def commit(self, state: SequenceState, rows: int) -> None:
         """The first rows of the state's trial window belong to the sequence."""
 
-    def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
-        """The draft layer's logits fp32 [V]."""
+    def guess(self, state: SequenceState, token: int, number: int, best: bool = False) -> torch.Tensor:
+        """The draft layer's logits fp32 [V]; with `best`, where the model has it, fp64 [2] as of `Likeliest`."""
 
 
 class Experts(Protocol):
@@ -172,12 +191,13 @@ class ModelRunner:
         if trial is not None:
             self._conversations.read(Window.of_sequence(trial.token_ids[:rows].tolist(), start, slot))
 
-    def guess(self, slot: int, token: int, number: int) -> Row | None:
+    def guess(self, slot: int, token: int, number: int, best: bool = False) -> Row | Likeliest | None:
         """Asks the draft layer."""
         try:
-            return self._model.guess(self._states[slot], token, number).cpu().numpy()
+            found = self._model.guess(self._states[slot], token, number, best).cpu()
         except Interrupted:
             return None
+        return Likeliest(int(found[0]), float(found[1])) if found.dtype == torch.float64 else found.numpy()
 
     def end_window(self) -> None:
         """Lets the expert cache turn over; conversations that wait are parked a little further."""

@@ -35,7 +35,7 @@ def write(path: Path, routing: Routing, *, threads: int) -> int:
     """Writes the file, which must not be there, and returns its bytes."""
     tensors = [
         tensor
-        for tensor in plan_tensors(routing.shape.config, 0, "fused", "model.", False)
+        for tensor in plan_tensors(routing.shape.config, 0, "fused", "model.", routing.shape.draft_layers > 0)
         if not any(part in tensor.name for part in _ELSEWHERE)
     ]
     stored = [_stored(tensor) for tensor in sorted(tensors, key=lambda t: (_dtype(t) != "f32", t.name))]
@@ -81,7 +81,8 @@ def _jobs(tensor: Tensor, place: Place, routing: Routing) -> Iterator[Callable[[
         for run in embedding_runs(routing.shape):
             yield lambda run=run: _put(place, *routing.head(*run))  # type: ignore[misc]
     elif tensor.name.endswith(ROUTER):
-        yield lambda: _put(place, slice(None), routing.router(int(tensor.name.split(".")[2])))
+        first = routing.shape.config.num_hidden_layers * tensor.name.startswith("mtp.")
+        yield lambda: _put(place, slice(None), routing.router(first + int(tensor.name.split(".")[2])))
     else:
         for run in runs(*place.shape):
             yield lambda run=run: _put(place, slice(run[1], run[2]), _plain(tensor, run, routing.noise))  # type: ignore[misc]

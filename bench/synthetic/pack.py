@@ -88,10 +88,10 @@ def made(
     """Writes the pack into `folder`, which is made here, and fills the region, which goes at the end of the block."""
     folder.mkdir(parents=True)
     config, order = shape.config, walk(shape.config.vocab_size, shape.topics)
-    values = config.text_config(mtp=False)
+    values = config.text_config(mtp=shape.draft_layers > 0)
     text = TextConfig.parse(values, ValueError)
     layout = RecordLayout.of(EXPERT_FORMATS[format], config.hidden_size, config.moe_intermediate_size)
-    layers, experts = config.num_hidden_layers, config.num_experts
+    layers, experts = shape.layers, config.num_experts
     noise = Noise(seed)
     seconds: dict[str, float] = {}
     with _timed(seconds, "dense"):
@@ -113,7 +113,8 @@ def made(
             Manifest(
                 f"synthetic-{shape.name}", ARCHITECTURE, values,
                 ExpertsInfo(
-                    format, config.hidden_size, config.moe_intermediate_size, layers, 0, experts, layout.record_bytes
+                    format, config.hidden_size, config.moe_intermediate_size, layers, shape.draft_layers, experts,
+                    layout.record_bytes,
                 ),
                 "bf16", tables,
                 (*(

@@ -1,4 +1,6 @@
-"""The sizes of synthetic models: `true` is Qwen3.8-Flash-Next without its draft layer, the others fit smaller machines.
+"""The sizes of synthetic models: `true` is Qwen3.8-Flash-Next, the others fit smaller machines.
+
+A draft layer is there where it is asked for (`changed`): its weights are random, so it tells what a guess costs.
 
 Every scale keeps what routing depends on: many experts of which few are chosen, many layers, four residual streams.
 Not here: values. Invariant: hidden sizes are multiples of 128, which the directions of `routing` need.
@@ -20,21 +22,32 @@ class Shape:
     name: str
     config: TinyConfig
     topics: int
+    draft_layers: int = 0
+
+    @property
+    def layers(self) -> int:
+        """All that have experts."""
+        return self.config.num_hidden_layers + self.draft_layers
 
     @property
     def pairs(self) -> int:
         """Experts of all layers."""
-        return self.config.num_hidden_layers * self.config.num_experts
+        return self.layers * self.config.num_experts
 
-    def changed(self, *, layers: int | None = None, experts: int | None = None, ngram: bool = True) -> Shape:
-        """The same with other numbers of layers or experts, or without the n-gram layer."""
+    def changed(
+        self, *, layers: int | None = None, experts: int | None = None, ngram: bool = True, draft_layers: int = 0
+    ) -> Shape:
+        """The same with other numbers of layers or experts, without the n-gram layer, or with a draft layer."""
         config = replace(
             self.config,
             num_hidden_layers=layers or self.config.num_hidden_layers,
             num_experts=experts or self.config.num_experts,
             ple_layer_ids=self.config.ple_layer_ids if ngram else (),
         )
-        return self if config == self.config else replace(self, name=f"{self.name}, changed", config=config)
+        name = self.name if config == self.config else f"{self.name}, changed"
+        return replace(
+            self, name=f"{name} with a draft layer" if draft_layers else name, config=config, draft_layers=draft_layers
+        )
 
 
 _TRUE = TinyConfig(

@@ -10,7 +10,6 @@ Invariant: logits that are not finite give no guess.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -20,10 +19,11 @@ from lanes.drafts import policy
 from lanes.drafts.policy import Beliefs
 from lanes.drafts.proposal import Proposal
 from lanes.request import Sampling
-from lanes.runner import Row
+from lanes.runner import Likeliest, Row
 from lanes.sampler import choose
 
-Guess = Callable[[int, int], "Row | None"]  # (token, number of the guess): logits [D], or None when it was stopped
+# (token, number of the guess): logits [D], of a greedy request perhaps the greatest alone, or None when it was stopped
+Guess = Callable[[int, int], "Row | Likeliest | None"]
 
 
 class Vocabulary(Protocol):
@@ -46,18 +46,23 @@ def chain(
     sure: list[float] = []
     asked = 0
     while len(ids) < most and policy.worth_guessing(beliefs, sure):
-        row = guess(token, len(ids))
+        found = guess(token, len(ids))
         asked += 1
-        if row is None:
+        if found is None:
             break
-        highest = float(row.max())
-        if not math.isfinite(highest):
+        best = found if isinstance(found, Likeliest) else _drawn(found, sampling, position + len(ids))
+        if best.place < 0 or not policy.worth(beliefs, "layer", [*sure, best.share]):
             break
-        place = choose(row, sampling, position + len(ids))
-        share = float(np.exp(row[place] - highest) / np.exp(row - highest).sum(dtype=np.float64))
-        if not policy.worth(beliefs, "layer", [*sure, share]):
-            break
-        token = place if vocabulary is None else int(vocabulary[place])
+        token = best.place if vocabulary is None else int(vocabulary[best.place])
         ids.append(token)
-        sure.append(share)
+        sure.append(best.share)
     return Proposal("layer", tuple(ids), tuple(sure), asked=asked > 0), asked
+
+
+def _drawn(row: Row, sampling: Sampling, position: int) -> Likeliest:
+    """What the request draws from logits [D], and its probability before any cut."""
+    best = Likeliest.of(row)
+    if best.place < 0 or sampling.temperature == 0.0:
+        return best
+    place = choose(row, sampling, position)
+    return Likeliest(place, best.share * float(np.exp(row[place] - row[best.place])))

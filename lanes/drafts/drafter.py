@@ -21,9 +21,9 @@ from lanes.drafts.lookup import Lookup
 from lanes.drafts.policy import Beliefs, Round
 from lanes.drafts.proposal import NOTHING, Proposal
 from lanes.request import Request
-from lanes.runner import Row
+from lanes.runner import Likeliest, Row
 
-LayerGuess = Callable[[int, int, int], "Row | None"]  # (slot, token, number): `Runner.guess`
+LayerGuess = Callable[[int, int, int, bool], "Row | Likeliest | None"]  # (slot, token, number, best): `Runner.guess`
 
 
 @dataclass(slots=True, eq=False)
@@ -82,8 +82,10 @@ class Drafting:
                 return copied
         if layer is None or not (room := policy.may_try(beliefs, "layer", most)):
             return NOTHING
+        sampling = self.request.sampling
+        best = sampling.temperature == 0.0
         proposal, self._guesses = chain(
-            beliefs, lambda *asked: layer(slot, *asked), token, position + 1, self.request.sampling, room,
+            beliefs, lambda token, number: layer(slot, token, number, best), token, position + 1, sampling, room,
             self.drafter.vocabulary,
         )  # fmt: skip
         return proposal

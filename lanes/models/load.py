@@ -72,8 +72,12 @@ class Model(Protocol):
         """From now on `guess` answers with the logits of these tokens, in this order."""
         ...
 
-    def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
-        """Logits fp32 [V] of what may follow `token`, which follows the sequence (number 0) or the guess before it."""
+    def guess(self, state: SequenceState, token: int, number: int, best: bool = False) -> torch.Tensor:
+        """Logits fp32 [V] of what may follow `token`, which follows the sequence (number 0) or the guess before it.
+
+        With `best`, where the model has it: fp64 [2], the place of the greatest (-1 where one is not finite) and its
+        probability.
+        """
         ...
 
 

@@ -24,7 +24,7 @@ def test_the_region_is_read_in_place(pack):
 @pytest.mark.parametrize(
     "case",
     [cases.against_the_cpu, cases.drafts_change_nothing, cases.taking_turns, cases.branching,
-     cases.whatever_is_cached, cases.guesses,
+     cases.whatever_is_cached, cases.guesses, cases.late_guesses,
      cases.whatever_feeds_a_prompt, cases.greatest_alone,
      cases.captured_as_launched, cases.whoever_computes_misses],
 )  # fmt: skip

@@ -28,11 +28,15 @@ def test_a_result_has_what_the_contract_asks_for(tmp_path):
     assert told["step"] > told["window"] > told["dense"] > 0
     assert told["handshake"] is None
     drafted = result["drafted"]
-    assert drafted["adaptive"]["slots"] > drafted["forced"]["not_held"] == 0
+    assert drafted["in_vram"]["not_held"] == drafted["forced"]["not_held"] == 0
     for part in drafted.values():
         assert part["by_injected_acceptance"]["80%"]["tokens_per_pass"] > 1
+        assert part["by_injected_acceptance"]["80%"]["guess_ms"] > 0, "the draft layer was asked"
+        assert set(part["by_most_drafts"]) == {"80%, at most 1", "80%, at most 2"}
         assert [size["rows"] for size in part["by_rows"]] == sorted(size["rows"] for size in part["by_rows"])
         assert all(size["distinct_experts"] > size["distinct_misses"] for size in part["by_rows"])
+    assert "windows of 4: {" in done.stderr, "what was found is told at once"
+    assert drafted["in_vram"]["by_rows"][0]["hit_rate"] == 1
     assert drafted["forced"]["by_rows"][0]["hit_rate"] >= 0.75
     (without,) = result["other_budgets"]
     assert (without["hit_rate"], without["cache"]["replayed"]) == (0, None)

@@ -79,6 +79,11 @@ def test_guesses_as_on_the_cpu(pack):
 
 
 @pytest.mark.slow
+def test_guesses_after_a_silence_and_after_a_wrong_one(pack):
+    cases.late_guesses(pack, "cpu", cases.prompt(pack, cases.PROMPT + 7))
+
+
+@pytest.mark.slow
 def test_what_is_cached_changes_no_bit(pack):
     ids = cases.prompt(pack, cases.PROMPT + 2)
     plain, caching = (gpu_lane(pack, slots=slots) for slots in (0, 1000))

@@ -112,6 +112,17 @@ class GpuExperts:
             self.share.begin(self.decoder_layers)
             self._shared = True
 
+    def begin_guess(self) -> None:
+        """A draft layer's pass, of one row through its experts, begins between two windows.
+
+        Raises Interrupted when stopped.
+        """
+        if self.stopped():
+            raise Interrupted
+        if not self._open:
+            self._rows = self._kept = 1
+        self._publish()
+
     def begin_prompt(self, rows: int) -> None:
         """A window of so many rows through every decoder layer in order begins, by `forward`."""
         if rows <= limits.MAX_WINDOW_TOKENS:
@@ -136,18 +147,17 @@ class GpuExperts:
 
     def launch_routed(
         self, layer: int, x: torch.Tensor, scores: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
-        *, normalise: bool,
+        *, normalise: bool, turn: int = 0,
     ) -> Pairs:  # fmt: skip
-        """`launch` of a decoder layer from its router's scores fp32 [R, at least E], and without the sum, for a launch
-        that adds more than that (lanes.kernels.shared). Fills ids and weights."""
-        assert layer < self.decoder_layers
+        """`launch` from a router's scores fp32 [R, at least E], and without the sum, for a launch that adds more than
+        that (lanes.kernels.shared). Fills ids and weights."""
         if layer == 0:
             fetch(self._said, self._table)
-        share, work = self.share, self._work[len(x) - 1]
+        share, work = self.share if layer < self.decoder_layers else None, self._work[len(x) - 1]
         counts = self._none if share is None else share.cpu_of_misses
         routed = route.Routed(ids, weights, work.jobs, work.slots)
         route.route(scores, self._resident[layer], counts, routed, normalise=normalise)
-        return self._pairs(layer, x, ids, self._entry(layer, 0), share)
+        return self._pairs(layer, x, ids, self._entry(layer, turn), share)
 
     def expect(self, layer: int, ids: torch.Tensor) -> None:
         """The next call of `forward` is for this layer and these ids: of many rows, sorting them begins."""

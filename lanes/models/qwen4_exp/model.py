@@ -160,7 +160,7 @@ class Qwen4Exp:
         self.drafts.narrow(token_ids)
 
     @torch.no_grad()
-    def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
+    def guess(self, state: SequenceState, token: int, number: int, best: bool = False) -> torch.Tensor:
         """The draft layer's logits fp32 [V] (or of a narrower choice) of what follows `token`; see `DraftLayer`."""
         assert self.drafts is not None, "the model was loaded with its draft layer"
         return self.drafts.guess(state, token, number)

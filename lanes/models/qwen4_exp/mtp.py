@@ -46,22 +46,22 @@ class DraftLayer:
         head: torch.Tensor,
         rotary: Rotary,
     ) -> None:
-        self._spec, self._embedding, self._head, self._rotary = spec, embedding, head, rotary
+        self._spec, self.embedding, self.head, self.rotary = spec, embedding, head, rotary
         wide, layer = spec.streams * spec.hidden, len(spec.layers)
-        self._norm_embedding = 1.0 + weights.vector("pre_fc_norm_embedding.weight", spec.hidden)
-        self._norm_streams = 1.0 + weights.vector("pre_fc_norm_hidden.weight", wide)
-        self._fc_embedding = weights.matrix(("fc_embedding.weight", spec.hidden), columns=spec.hidden)
-        self._fc_streams = weights.matrix(("fc_hidden.weight", spec.hidden), columns=spec.hidden)
+        self.norm_embedding = 1.0 + weights.vector("pre_fc_norm_embedding.weight", spec.hidden)
+        self.norm_streams = 1.0 + weights.vector("pre_fc_norm_hidden.weight", wide)
+        self.fc_embedding = weights.matrix(("fc_embedding.weight", spec.hidden), columns=spec.hidden)
+        self.fc_streams = weights.matrix(("fc_hidden.weight", spec.hidden), columns=spec.hidden)
         of = weights.under("layers.0")
-        self._attention = Attention(spec, of.under("self_attn"), layer)
-        self._attending = Connected(spec, of.under("attn_hyper_connection"), self._attention)
-        self._thinking = Connected(spec, of.under("mlp_hyper_connection"), Moe(spec, of.under("mlp"), layer, experts))
-        self._mixer = Mixer(spec, weights.under("hyper_connection_mixer"), injects=False)
+        self.attention = Attention(spec, of.under("self_attn"), layer)
+        self.attending = Connected(spec, of.under("attn_hyper_connection"), self.attention)
+        self.thinking = Connected(spec, of.under("mlp_hyper_connection"), Moe(spec, of.under("mlp"), layer, experts))
+        self.mixer = Mixer(spec, weights.under("hyper_connection_mixer"), injects=False)
         self._chained = torch.empty((0, wide))  # x' of the last guess, [1, S·H]
 
     def narrow(self, token_ids: Sequence[int]) -> None:
         """From now on only these tokens are named: `guess` answers with their logits [D], in this order."""
-        self._head = self._head[torch.tensor(token_ids, device=self._head.device)]
+        self.head = self.head[torch.tensor(token_ids, device=self.head.device)]
 
     def erase(self) -> None:
         """Zeroes what is kept of the last guess, which nothing may go on from then."""
@@ -86,37 +86,46 @@ class DraftLayer:
         draft = _draft(state)
         chained = self._chained
         if number == 0:
-            # All room at once: rows of guesses lie past the length, and growing would lose them.
-            state.reserve(min(state.capacity_tokens, state.length + MOST_GUESSES))
-            last = draft.waiting - 1
-            self._remember(state, state.length - draft.waiting, draft.streams[:last], draft.ids[1 : last + 1])
-            draft.streams[0], draft.ids[0], draft.waiting = draft.streams[last].clone(), draft.ids[last].clone(), 1
+            self.make_room(state)
+            self.catch_up(state, 1)
             chained = draft.streams[:1]
         x, rows = self._input(state, state.length - 1 + number, chained, torch.tensor([token]))
-        x = whole(self._thinking(self._attending(x, rows), rows))
+        x = whole(self.thinking(self.attending(x, rows), rows))
         self._chained = x.flatten(1)
-        u, _ = self._mixer(x)
-        return product(u, self._head)[0]
+        u, _ = self.mixer(x)
+        return product(u, self.head)[0]
+
+    def make_room(self, state: SequenceState) -> None:
+        """For all guesses at once: their rows lie past the length, and growing would lose them."""
+        state.reserve(min(state.capacity_tokens, state.length + MOST_GUESSES))
+
+    def catch_up(self, state: SequenceState, waiting: int) -> None:
+        """Rows are remembered, the oldest first, until so many wait."""
+        draft = _draft(state)
+        done, end = draft.waiting - waiting, draft.waiting
+        self._remember(state, state.length - end, draft.streams[:done], draft.ids[1 : done + 1])
+        draft.streams[:waiting], draft.ids[:waiting] = draft.streams[done:end].clone(), draft.ids[done:end].clone()
+        draft.waiting = waiting
 
     def _remember(self, state: SequenceState, start: int, streams: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Rows from `start` on into the keys, for streams [R, S·H] and the ids [R] of the tokens after them."""
         if token_ids.shape[0]:
             x, rows = self._input(state, start, streams, token_ids)
-            self._attention.remember(self._attending.mixer(x)[0], rows)
+            self.attention.remember(self.attending.mixer(x)[0], rows)
 
     def _input(
         self, state: SequenceState, start: int, streams: torch.Tensor, token_ids: torch.Tensor
     ) -> tuple[torch.Tensor, Rows]:
         """(in [R, S, H], rows) of the layer."""
         spec, count = self._spec, token_ids.shape[0]
-        e = self._embedding[token_ids].to(streams.device).float()
-        e = product(rms(e, spec.eps) * self._norm_embedding, self._fc_embedding)
-        h = (rms(streams, spec.eps) * self._norm_streams).view(-1, spec.hidden)
-        x = product(h, self._fc_streams).view(count, spec.streams, spec.hidden) + e[:, None]
+        e = self.embedding[token_ids].to(streams.device).float()
+        e = product(rms(e, spec.eps) * self.norm_embedding, self.fc_embedding)
+        h = (rms(streams, spec.eps) * self.norm_streams).view(-1, spec.hidden)
+        x = product(h, self.fc_streams).view(count, spec.streams, spec.hidden) + e[:, None]
         size, stop = spec.index_block_tokens, start + count
-        blocks = self._rotary.at(torch.arange(start // size, stop // size) * size + 1)
+        blocks = self.rotary.at(torch.arange(start // size, stop // size) * size + 1)
         run = Run(state, 0, count, start, stop, blocks)
-        return x, Rows(token_ids, (run,), self._rotary.at(torch.arange(start, stop) + 1))
+        return x, Rows(token_ids, (run,), self.rotary.at(torch.arange(start, stop) + 1))
 
 
 def _draft(state: SequenceState) -> DraftState:

@@ -28,6 +28,10 @@ class Narrowing:
         """The same tensors' first rows."""
         return type(self)(*(tensor[:rows] for tensor in self.tensors()))
 
+    def only(self, row: int) -> Self:
+        """One of the rows alone."""
+        return type(self)(*(tensor[row : row + 1] for tensor in self.tensors()))
+
     def tensors(self) -> list[torch.Tensor]:
         """All of them."""
         return [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]

@@ -20,9 +20,9 @@ SPAN = 256  # places that are made at once
 class Places:
     """Of one lane; `block` tokens of the indexer have one rotation."""
 
-    def __init__(self, rotary: Rotary, block: int, rows: int) -> None:
-        """For windows of at most `rows` rows."""
-        self._rotary, self._block, self._span = rotary, block, SPAN + block + rows
+    def __init__(self, rotary: Rotary, block: int, rows: int, *, after: int = 0) -> None:
+        """For windows of at most `rows` rows; row r is rotated as place r + `after` is."""
+        self._rotary, self._block, self._span, self._after = rotary, block, SPAN + block + rows, after
         self._first, self._angles = 0, self._made(0)
 
     def into(self, angles: npt.NDArray[np.float32], start: int, rows: int) -> None:
@@ -38,4 +38,5 @@ class Places:
 
     def _made(self, first: int) -> npt.NDArray[np.float32]:
         """[2, places, P]"""
+        first += self._after
         return torch.stack(self._rotary.at(torch.arange(first, first + self._span))).numpy()

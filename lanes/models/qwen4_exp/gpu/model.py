@@ -23,7 +23,7 @@ from lanes.models.errors import WindowError
 from lanes.models.near import Near
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
 from lanes.models.qwen4_exp.gpu.graphs import Graphs
-from lanes.models.qwen4_exp.gpu.moe import Launches
+from lanes.models.qwen4_exp.gpu.guessing import DraftExperts, Guessing
 from lanes.models.qwen4_exp.gpu.prompt import Fetched, use_kernels
 from lanes.models.qwen4_exp.gpu.saying import Ids, Saying
 from lanes.models.qwen4_exp.gpu.window import DecodeWindow
@@ -37,7 +37,7 @@ from lanes.state.trial import Trial
 from lanes.window import Meanwhile, Window, nothing
 
 
-class WindowExperts(Experts, Launches, Protocol):
+class WindowExperts(Experts, DraftExperts, Protocol):
     """Routed experts on the GPU: eager for prompts, launches for windows."""
 
     stopped: Callable[[], bool]
@@ -85,6 +85,10 @@ class GpuQwen4Exp:
         if capture:
             self._launches = Graphs(self._window, inner.device, self._warm)
             self._window.erase()
+        self._guessing: Guessing | None = None
+        if inner.drafts is not None:
+            warm = self._warm if capture else None
+            self._guessing = Guessing(inner.drafts, inner.spec, experts, self.seat, warm)
 
     def forward(
         self, window: Window, states: Mapping[int, SequenceState], meanwhile: Meanwhile = nothing
@@ -102,6 +106,8 @@ class GpuQwen4Exp:
         if len(window.ids) <= MOST_ROWS and window.wants_all:
             self.take_seat(state)
             return self._decode(window, state, meanwhile)
+        if self._guessing is not None:
+            self._guessing.forget()
         self._experts.begin_prompt(window.token_ids.shape[0])  # experts are on their way while the state moves
         self.take_seat(state)
         self.settle(state)
@@ -139,6 +145,8 @@ class GpuQwen4Exp:
             self.settle(occupant)
         self._inner.erase()
         self._window.erase()
+        if self._guessing is not None:
+            self._guessing.erase()
         if self._fetched is not None:
             self._fetched.erase()
         self._host.erase()
@@ -146,12 +154,17 @@ class GpuQwen4Exp:
 
     def narrow_guesses(self, token_ids: Sequence[int]) -> None:
         """From now on `guess` answers with the logits of these tokens."""
+        assert self._guessing is not None, "the model was loaded with its draft layer"
         self._inner.narrow_guesses(token_ids)
+        self._guessing.narrow()
 
-    def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
-        """The draft layer's logits fp32 [V]; the state is the one that runs."""
+    def guess(self, state: SequenceState, token: int, number: int, best: bool = False) -> torch.Tensor:
+        """The draft layer's logits fp32 [V], until the next guess, or fp64 [2] of the best; the state is the one that
+        runs."""
+        assert self._guessing is not None, "the model was loaded with its draft layer"
         self.take_seat(state)
-        return self._inner.guess(state, token, number)
+        found = self._guessing.guess(state, token, number, best)
+        return found if best else found[0]
 
     def take_seat(self, state: SequenceState) -> None:
         """The state is in the seat from now on; whoever was there is settled and lies in host memory."""
@@ -167,6 +180,8 @@ class GpuQwen4Exp:
         self.seat.branch(state, root, tokens)
 
     def _settle_occupant(self) -> None:
+        if self._guessing is not None:
+            self._guessing.forget()
         if (occupant := self.seat.occupant) is not None:
             self.settle(occupant)
         self._accepted = 0
@@ -191,7 +206,7 @@ class GpuQwen4Exp:
         self._experts.think()
         self._wait()
         self._accepted = 0  # until somebody says which rows were right
-        streams = self._window.streams(rows) if window.trial or self._inner.drafts is not None else None
+        streams = self._window.streams(rows) if window.trial or self._guessing is not None else None
         if window.trial:
             state.trial = Trial(window.token_ids, streams=streams)
         else:
@@ -201,9 +216,9 @@ class GpuQwen4Exp:
     def _advance(self, state: SequenceState, ids: Ids, streams: torch.Tensor | None) -> None:
         """The window's first rows, these ids, belong to the sequence; they enter its matrices with the next window."""
         rows = len(ids)
-        if self._inner.drafts is not None:
+        if self._guessing is not None:
             assert streams is not None
-            self._inner.drafts.follow(state, streams[:rows], torch.from_numpy(ids))
+            self._guessing.follow(state, streams[:rows], torch.from_numpy(ids))
         shift_ids(self._context_of(state), ids)
         state.length += rows
         self._accepted = rows
@@ -220,5 +235,6 @@ class GpuQwen4Exp:
     def _warm(self, run: Callable[[], None]) -> None:
         """A window of nobody's, outside `begin_window`: no side waits for the other, what is computed is void."""
         run()
-        self._wait()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()  # that of the capture
         self._experts.discard_window()

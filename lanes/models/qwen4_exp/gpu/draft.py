@@ -1,0 +1,107 @@
+"""A pass of the draft layer: rows that it has to remember and the one that is asked, to its guess. Launches only.
+
+As a decode window (window): enqueued at fixed places, so that it can be captured; a graph for each number of rows and
+place of the guess. Every row leaves its keys and values, the last one alone meets experts and head.
+
+Not here: which rows, capturing (guessing). Invariant: beside its own places a pass writes the draft layer's keys in the
+seat, and for a first guess moves the asked row's streams to the front of those that wait.
+
+Letters: R rows, S streams, H hidden, D vocabulary of drafts.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lanes.kernels import sampling
+from lanes.kernels.attention import Angles
+from lanes.kernels.fetch import fetch
+from lanes.models.ops import rms
+from lanes.models.qwen4_exp.gpu.activations import Activations, multiply, whole_streams
+from lanes.models.qwen4_exp.gpu.attention import AttentionActivations, AttentionWindow
+from lanes.models.qwen4_exp.gpu.inputs import Inputs
+from lanes.models.qwen4_exp.gpu.moe import Launches, MoeActivations, MoeWindow
+from lanes.models.qwen4_exp.gpu.stream import MixerWindow
+from lanes.models.qwen4_exp.moe import Moe
+from lanes.models.qwen4_exp.mtp import DraftLayer
+from lanes.models.qwen4_exp.spec import Spec
+from lanes.state.seat import Seat
+
+
+class DraftPass:
+    """Built once, over a loaded draft layer, its experts and the seat."""
+
+    def __init__(self, layer: DraftLayer, spec: Spec, experts: Launches, seat: Seat) -> None:
+        home, device, dtype = seat.home, layer.head.device, layer.fc_streams.dtype
+        assert home.draft is not None, "states of a model that drafts have a part for drafts"
+        self._layer, self._spec, on_gpu = layer, spec, device.type == "cuda"
+        self.said, self.inputs = Inputs.of(spec, "cpu", pinned=on_gpu), Inputs.of(spec, device)
+        self._streams = Activations.of(spec, device, dtype)
+        self._attended = AttentionActivations.of(spec, home.capacity_tokens, device, dtype)
+        self._routed = MoeActivations.of(spec, device, dtype)
+        number, thinking = layer.attention.layer, layer.thinking.block
+        assert isinstance(thinking, Moe)
+        self._attention = AttentionWindow(layer.attention, spec, home.attention[number], self.inputs.length)
+        self._moe = MoeWindow(thinking, spec, number, experts)
+        self._mixers = [
+            MixerWindow(mixer, spec.eps) for mixer in (layer.attending.mixer, layer.thinking.mixer, layer.mixer)
+        ]
+        self._waiting = home.draft.streams
+        self._chained = torch.zeros((1, spec.streams * spec.hidden), device=device)  # of the last guess
+        # Where the host finds the likeliest token's place, -1 where a logit is not finite, and its probability.
+        self.best = torch.zeros(1, dtype=torch.int64, pin_memory=on_gpu)
+        self.share = torch.zeros(1, pin_memory=on_gpu)
+        self.take_head()
+
+    def take_head(self) -> None:
+        """The layer has another head from now on; passes that were captured are of the old one."""
+        head = self._layer.head
+        self._head = head
+        self.logits = torch.zeros((1, head.shape[0]), device=head.device)
+        self._bests = torch.zeros((1, sampling.blocks(head.shape[0])), dtype=torch.int64, device=head.device)
+
+    @torch.no_grad()
+    def run(self, rows: int, number: int) -> None:
+        """Enqueues: number 0 reads `rows` rows that wait, others the streams of the guess before, which is one row."""
+        fetch(self.said.first.view(torch.int32), self.inputs.first.view(torch.int32))
+        a = self._streams.narrow(rows)
+        self._begin(self._chained if number else self._waiting[:rows], a)
+        attending, thinking, reading = self._mixers
+        attending.run(a)
+        angles = Angles(*(part[:rows] for part in self.inputs.angles))
+        self._attention.run(a, self._attended.narrow(rows), angles)
+        whole_streams(a)
+        last = a.only(rows - 1)
+        thinking.run(last)
+        self._moe.run(last, self._routed.narrow(1), number)
+        reading.run(last)
+        multiply(last.u if self._head.dtype == torch.float32 else last.u_rounded, self._head, self.logits)
+        sampling.greatest(self.logits, self._bests, self.best)
+        total = (self.logits - self.logits.amax(1, keepdim=True)).exp_().sum(1)
+        fetch(total.reciprocal_(), self.share)
+        self._chained.copy_(last.x.flatten(1))
+        if rows > 1:
+            self._waiting[0].copy_(self._waiting[rows - 1])
+
+    def _begin(self, streams: torch.Tensor, a: Activations) -> None:
+        """The layer's input enters: streams fp32 [R, S * H] of each row, embedded the token after it."""
+        layer, spec, rows = self._layer, self._spec, len(a.x)
+        rounded = layer.fc_streams.dtype
+        embedded = rms(self.inputs.embedded[:rows], spec.eps) * layer.norm_embedding
+        normed = (rms(streams, spec.eps) * layer.norm_streams).view(-1, spec.hidden)  # [R * S, H]
+        e = torch.empty_like(embedded)
+        multiply(embedded.to(rounded), layer.fc_embedding, e)
+        multiply(normed.to(rounded), layer.fc_streams, a.x.view(-1, spec.hidden))
+        a.x.add_(e[:, None])
+        a.result.zero_()
+        a.injection.zero_()
+
+    def erase(self) -> None:
+        """Zeroes what is kept of earlier passes, the last guess's streams among it."""
+        for part in (self._streams, self._attended, self._routed):
+            for tensor in part.tensors():
+                tensor.zero_()
+        for tensor in (self._chained, self.logits, self._bests, self.best, self.share):
+            tensor.zero_()
+        for tensor in (self.inputs.buffer, self.said.buffer):
+            tensor.zero_()
