@@ -69,8 +69,8 @@ class Host:
         tensor.zero_()
 
     def out(self, pairs: Pairs) -> Arrival:
-        """Copies from a device after all that was computed there; what is computed next may overwrite the sources
-        only after `before_compute`."""
+        """Copies from a device after all that was computed there, in the order in which they are asked for; what is
+        computed next may overwrite the sources only after `before_compute`."""
         for to, source in pairs:
             to.copy_(source)
         return HERE

@@ -83,18 +83,20 @@ class Seat:
         state, self._occupant = self.occupant, None
         if state is None:
             return
-        rows = state.allocated_tokens
+        # What has a fixed size is on its way while what grows is still being looked at.
         growing, fixed = _growing(state, self.home), _fixed(state, self.home)
+        here = [getattr(home, name) for _, home, name in fixed]
+        new = self._host.allocate_all([(tuple(tensor.shape), tensor.dtype) for tensor in here])
+        first = self._host.out(list(zip(new, here, strict=True)))
+        rows = state.allocated_tokens
         shapes = [each for holder in state.attention.values() for each in holder.shape.growing()]
         kept = [each.rows(0, rows).stop for each in shapes]
         old = [buffer[..., :count, :] for buffer, count in zip(_rows(self.home), kept, strict=True)]
-        new = self._host.allocate_all([(each.size(n), each.dtype) for each, n in zip(shapes, kept, strict=True)])
-        here = [getattr(home, name) for _, home, name in fixed]
-        new += self._host.allocate_all([(tuple(tensor.shape), tensor.dtype) for tensor in here])
-        pairs = list(zip(new, old + here, strict=True))
-        for (holder, _, name), tensor in zip((*growing, *fixed), new, strict=True):
+        more = self._host.allocate_all([(each.size(n), each.dtype) for each, n in zip(shapes, kept, strict=True)])
+        state.arrival, state.home = self._host.out(list(zip(more, old, strict=True))), None
+        first.before_compute()
+        for (holder, _, name), tensor in zip((*fixed, *growing), (*new, *more), strict=True):
             setattr(holder, name, tensor)
-        state.arrival, state.home = self._host.out(pairs), None
         state.arrival.before_compute()
         for holder in self.home.attention.values():
             for each in holder.shape.growing():
