@@ -6,7 +6,8 @@
     │   ├── SelfTestFailed           self_test_failed         no    a fixed question got a wrong answer
     │   ├── NativeKernelUnavailable  no_native_kernel         no    not built, or not for this CPU: says what to do
     │   ├── CudaUnavailable          no_cuda                  no    no GPU, driver or CUDA torch: says what to look at
-    │   └── VramTooSmall             vram_too_small           no    the budget holds no lane: says what needs how much
+    │   ├── VramTooSmall             vram_too_small           no    the budget holds no lane: says what needs how much
+    │   └── HostMemoryTooSmall       host_memory_too_small    no    the host has no room for what a GPU lane holds there
     ├── RequestError                 bad_request              no    refused before Accepted; never the lane's fault
     │   ├── EmptyPrompt              empty_prompt
     │   ├── ContextExceeded          context_length_exceeded
@@ -81,6 +82,12 @@ class VramTooSmall(StartError):
     """The VRAM budget does not even hold what is no expert; the message lists the parts."""
 
     code = "vram_too_small"
+
+
+class HostMemoryTooSmall(StartError):
+    """The host does not give the memory that a GPU lane takes at its start for conversations that wait."""
+
+    code = "host_memory_too_small"
 
 
 class RequestError(LaneError):

@@ -26,6 +26,8 @@ import torch
 
 from lanes.affinity import step_back
 from lanes.device.registered import Registered
+from lanes.errors import HostMemoryTooSmall
+from shared_experts import host_memory
 from shared_experts.layout import align
 
 ALIGNMENT_BYTES = 512
@@ -38,8 +40,14 @@ class Arena:
     """`size_bytes` of memory, registered by `registered` where it can."""
 
     def __init__(self, size_bytes: int, registered: Registered | None) -> None:
+        """Raises HostMemoryTooSmall."""
         self.size_bytes = align(size_bytes, mmap.PAGESIZE)
-        self._map = mmap.mmap(-1, max(self.size_bytes, mmap.PAGESIZE))
+        if registered is not None:  # which takes every page of it
+            _require(self.size_bytes)
+        try:
+            self._map = mmap.mmap(-1, max(self.size_bytes, mmap.PAGESIZE))
+        except (OSError, OverflowError) as error:
+            raise HostMemoryTooSmall(_refusal(self.size_bytes, "the kernel refuses them")) from error
         with contextlib.suppress(OSError):  # a kernel without them
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._map.madvise(mmap.MADV_DONTDUMP)
@@ -120,6 +128,19 @@ class Arena:
                 at -= 1
                 first = self._free.pop(at)[0]
             self._free.insert(at, (first, end))
+
+
+def _require(size_bytes: int) -> None:
+    left_bytes = max(0, host_memory.available_bytes() - host_memory.floor_bytes())
+    if size_bytes > left_bytes:
+        raise HostMemoryTooSmall(_refusal(size_bytes, f"{left_bytes >> 20} MiB can be had"))
+
+
+def _refusal(size_bytes: int, why: str) -> str:
+    return (
+        f"--state-budget and one conversation of --context tokens take {-(-size_bytes >> 20)} MiB of host memory, "
+        f"and {why}: give less of either"
+    )
 
 
 def _run(

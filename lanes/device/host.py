@@ -19,7 +19,7 @@ import torch
 from lanes.device.arena import Arena
 from lanes.device.side import Side
 from lanes.device.staging import Staging
-from lanes.state.host import PLACE_BYTES, Arrival, Host, Pairs, Spec, cut, room_bytes
+from lanes.state.host import HERE, PLACE_BYTES, Arrival, Host, Pairs, Spec, cut, room_bytes
 
 
 class PinnedHost(Host):
@@ -27,6 +27,7 @@ class PinnedHost(Host):
 
     def __init__(self, arena: Arena, side: Side, staging: Staging) -> None:
         self._arena, self._side, self._staging = arena, side, staging
+        self._read: Arrival = HERE  # the last copies to the device
 
     def allocate(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Zeroed memory of the arena, while it has room."""
@@ -38,8 +39,10 @@ class PinnedHost(Host):
         return super().allocate_all(specs) if whole is None else cut(whole, specs)
 
     def wipe(self, tensor: torch.Tensor) -> None:
-        """The arena zeroes what it gets back; other memory is zeroed here."""
+        """The arena zeroes what it gets back; other memory is zeroed here, once it was read."""
         if tensor not in self._arena:
+            if tensor.device.type == "cpu":
+                self._read.wait()
             tensor.zero_()
 
     def out(self, pairs: Pairs) -> Arrival:
@@ -54,7 +57,8 @@ class PinnedHost(Host):
     def back(self, pairs: Pairs) -> None:
         """On the computing stream; the sources are held until they were read."""
         _copy(pairs)
-        self._until(self._side.computed(), [source for _, source in pairs])
+        self._read = self._side.computed()
+        self._until(self._read, [source for _, source in pairs])
 
     def keep(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], Arrival]:
         """By way of the staging area."""

@@ -7,7 +7,7 @@ from lanes.device.arena import Arena
 from lanes.device.host import PinnedHost, _merged
 from lanes.device.side import Side
 from lanes.device.staging import Staging
-from lanes.state.host import PLACE_BYTES, cut, room_bytes
+from lanes.state.host import PLACE_BYTES, Arrival, cut, room_bytes
 
 SPECS = [((3, 4), torch.float32), ((2,), torch.int64), ((200,), torch.float32), ((5, 2), torch.bfloat16)]
 
@@ -84,4 +84,28 @@ def test_another_tenant_finds_nothing_that_went_through():
     host.erase()
     assert not whole.any()
     assert all(tensor.all() for tensor in kept), "what was kept is its own"
+    arena.close()
+
+
+def test_memory_outside_the_arena_is_not_zeroed_while_it_is_read():
+    class Late(Arrival):
+        """A copy that ends when somebody waits for it."""
+
+        def wait(self) -> None:
+            if late:
+                torch.Tensor.copy_(*late.pop())
+
+    class LateSide(Side):
+        def computed(self) -> Arrival:
+            return Late()
+
+    late, side = [], LateSide(torch.device("cpu"))
+    arena = Arena(4096, None)
+    host = PinnedHost(arena, side, Staging(side, 4096))
+    outside, there = torch.ones(5000, dtype=torch.uint8), torch.zeros(5000, dtype=torch.uint8)
+    late.append((there, outside))
+    host.back([(torch.zeros(1), torch.ones(1))])
+    host.wipe(outside)
+    assert there.all(), "it was read first"
+    assert not outside.any()
     arena.close()

@@ -1,5 +1,6 @@
 """The owner's end of the park pool over a real socket: hostile words, bounds, deaths."""
 
+import hashlib
 import os
 import socket
 import time
@@ -81,7 +82,7 @@ def test_a_dead_lane_holds_nothing(pool):
 @pytest.mark.parametrize(
     "message",
     [
-        b"", b"\xc1", b"x" * 100, msgpack.packb([1]), msgpack.packb({"op": "hello", "v": 2}),
+        b"", b"\xc1", b"x" * 100, msgpack.packb([1]), msgpack.packb({"op": "hello", "v": words.VERSION + 1}),
         msgpack.packb({"op": "fork"}), msgpack.packb({"op": "lease", "tenant": b"t", "blobs": []}),
         msgpack.packb({"op": "lease", "tenant": T, "blobs": [[b"d" * 16, -1]]}),
         msgpack.packb({"op": "lease", "tenant": T, "blobs": [[b"d" * 16, 1 << 60]]}),
@@ -90,7 +91,7 @@ def test_a_dead_lane_holds_nothing(pool):
         msgpack.packb({"op": "publish", "tenant": T, "pages": 0, "marks": [[0, T, 1]]}),
         msgpack.packb({"op": "where", "number": 5, "digests": [b"d" * 16]}),
         msgpack.packb({"op": "changes", "after": "all"}), msgpack.packb({"op": "pin", "number": -1}),
-        msgpack.packb({"op": "hello", "v": 1, "t": msgpack.Timestamp(1)}),
+        msgpack.packb({"op": "hello", "v": words.VERSION, "t": msgpack.Timestamp(1)}),
     ],
 )  # fmt: skip
 def test_nonsense_is_refused_and_harms_nobody(pool, client, message):
@@ -214,3 +215,11 @@ def test_only_memory_that_was_given_back_is_told(pool, client, monkeypatch):
     pool._looked_s, short = 0.0, iter([True, False])
     wait_for(lambda: client.changes(0) and client.memory.punches)
     assert len(pool.index) == 0
+
+
+def test_other_words_are_another_version():
+    """Whoever changes the table of words finds this, and says the new version's digest here."""
+    told = words.__doc__ or ""
+    table = told[told.index("    hello") : told.index("Not here")]
+    known = {2: "86cb162f8b886d93"}
+    assert hashlib.sha256(table.encode()).hexdigest()[:16] == known[words.VERSION]

@@ -10,6 +10,8 @@ import torch
 
 from lanes.device.arena import ALIGNMENT_BYTES, Arena
 from lanes.device.registered import Registered
+from lanes.errors import HostMemoryTooSmall
+from shared_experts import host_memory
 from tests.unit.test_device_start import Driver
 
 
@@ -131,3 +133,19 @@ def test_a_kernel_without_huge_pages_is_as_good(monkeypatch):
     arena = Arena(1 << 16, None)
     assert arena.allocate((16,), torch.uint8) in arena
     arena.close()
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 62, 1 << 70])
+def test_more_than_there_is_is_an_error_with_a_name(size_bytes):
+    with pytest.raises(HostMemoryTooSmall, match="--state-budget"):
+        Arena(size_bytes, None)
+
+
+def test_memory_that_would_be_taken_whole_is_there_or_is_not_taken(monkeypatch):
+    monkeypatch.setattr(host_memory, "floor_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: (1 << 20) + (1 << 16))
+    Arena(1 << 16, Registered(load=lambda name: Driver())).close()
+    with pytest.raises(
+        HostMemoryTooSmall, match="take 1 MiB of host memory, and 0 MiB can be had: give less of either"
+    ):
+        Arena((1 << 16) + 1, Registered(load=lambda name: Driver()))
