@@ -4,11 +4,10 @@ A synthetic model (bench.synthetic) answers along its frozen walk. Measured in o
 memories; the lane under its own cache policy at each budget; the same stretch at forced hit rates, labelled so.
 
     python -m bench.decode --scale gigabyte --vram-budget 120MiB                                a CPU lane
-    python -m bench.decode --device cuda --vram-budget 16GiB --vram-budget 24GiB --cores 0-15 \\
-        --kernels --out bench/results/decode-h200.json
+    python -m bench.decode --device cuda --vram-budget 16GiB,24GiB --cores 0-15 --out bench/results/decode-h200.json
 
 Not here: the measuring (decode_lane, a process for each job), definitions of ceilings and bound. Invariant: a figure at
-a forced rate stands under "forced"; what was not measured is null.
+a forced rate stands under "forced"; what was not measured is null, and a rate that there was no time for is missing.
 """
 
 from __future__ import annotations
@@ -34,6 +33,9 @@ from lanes.limits import MAX_DRAFTS
 from shared_experts.owner import run_directory
 
 FORCED = "55,65,75,85,95,100"
+FORCED_TOKENS = 128  # few: all that they use has to be in the cache at 100 %
+CEILINGS_S = 15.0  # kept for the second look
+ENDS_S = 5.0  # from a job's last figures to its process's end
 DRAFTED_AT, DRAFTED_ROUNDS = 0.75, 3
 JOB_LIMIT_S = 3600.0
 GIB = 1 << 30
@@ -64,14 +66,19 @@ class Jobs:
         self.failed: dict[str, str] = {}
         self._found: dict[str, Figures] = {}
 
-    def run(self, name: str, kind: str, options: Sequence[str], **rest: object) -> Figures | None:
-        """The figures; None where it failed, or was not begun for want of time."""
+    def run(
+        self, name: str, kind: str, options: Sequence[str], *, keep_s: float = 0.0, **rest: object
+    ) -> Figures | None:  # fmt: skip
+        """The figures; None where it failed, or was not begun for want of time, of which `keep_s` are for later jobs.
+
+        A job that knows how ends in time with what it has: it is told `left_s`.
+        """
         began_s = time.monotonic()
-        left_s = min(JOB_LIMIT_S, self._until_s - began_s)
+        left_s = min(JOB_LIMIT_S, self._until_s - began_s - keep_s)
         try:
             if left_s < 1.0:
                 raise TimeoutError("not begun: the time is up")
-            self._found[name] = job(kind, options, limit_s=left_s, **rest)
+            self._found[name] = job(kind, options, limit_s=left_s, left_s=left_s - ENDS_S, **rest)
         except (subprocess.SubprocessError, OSError, ValueError) as error:
             self.failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
         found = self._found.get(name)
@@ -114,26 +121,27 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
         budgets: list[Figures] = []
         for number, budget in enumerate(chosen.vram_budget):
             budgeted, trace = [*options, "--vram-budget", budget], str(folder / f"{number}.trace")
-            found = jobs.run(f"adaptive at {budget}", "adaptive", budgeted, **common, trace=trace)
+            found = jobs.run(f"adaptive at {budget}", "adaptive", budgeted, keep_s=CEILINGS_S, **common, trace=trace)
             budgets.append({"vram_budget": budget, **(found or {})})
         points: list[Figures] = []
         everything = synthetic.region.header.total_bytes + 16 * GIB * (chosen.device == "cuda")
         if chosen.forced:
             found = jobs.run(
-                "forced", "forced", [*options, "--vram-budget", chosen.forced_budget or str(everything)], **common,
-                trace=str(folder / "forced.trace"), rates=[int(rate) / 100 for rate in chosen.forced.split(",")],
+                "forced", "forced", [*options, "--vram-budget", chosen.forced_budget or str(everything)],
+                keep_s=CEILINGS_S, **{**common, "tokens": min(tokens, FORCED_TOKENS)},
+                trace=str(folder / "forced.trace"), rates=sorted(int(rate) / 100 for rate in chosen.forced.split(",")),
             )  # fmt: skip
             points = [{"forced": True, **point} for point in (found or {"points": []})["points"]]
         first_budget = [*options, "--vram-budget", chosen.vram_budget[0]]
-        kernels = jobs.run("kernels", "kernels", first_budget, **common) if chosen.kernels else None
+        kernels = jobs.run("kernels", "kernels", first_budget, keep_s=CEILINGS_S, **common) if chosen.kernels else None
         drafted = None
         if chosen.drafted:
             shares = [int(share) / 100 for share in chosen.drafted.split(",")]
             drafted = jobs.run(
                 "drafted", "drafted",
                 [*options, "--vram-budget", chosen.forced_budget or str(everything), "--drafts", str(MAX_DRAFTS)],
-                **common, trace=str(folder / "drafted.trace"), shares=shares, forced=DRAFTED_AT, rounds=DRAFTED_ROUNDS,
-                decoder_pairs=config.num_hidden_layers * config.num_experts,
+                keep_s=CEILINGS_S, **common, trace=str(folder / "drafted.trace"), shares=shares, forced=DRAFTED_AT,
+                rounds=DRAFTED_ROUNDS, decoder_pairs=config.num_hidden_layers * config.num_experts,
             )  # fmt: skip
         after = jobs.run("ceilings after", "ceilings", [*options, "--vram-budget", "0"])
     looks = [look for look in (before, after) if look is not None]
@@ -168,13 +176,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.decode", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--scale", choices=tuple(SHAPES), default="true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--vram-budget", action="append", metavar="BYTES", help="repeatable (default: 16GiB)")
+    parser.add_argument(
+        "--vram-budget", action="append", metavar="BYTES,…", help="one after the other; repeatable (default: 16GiB)"
+    )
     parser.add_argument("--cores", metavar="LIST", help="of the lane, for example 0-15 (default: all)")
     parser.add_argument("--tokens", type=int, default=512, help="measured (default: %(default)s)")
     parser.add_argument("--warm", type=int, default=1024, help="answered before (default: %(default)s)")
     parser.add_argument("--prompt", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--start", type=int, default=0, help="place in the walk (default: 0)")
-    parser.add_argument("--forced", default=FORCED, help=f"hit rates in percent; empty: none (default: {FORCED})")
+    parser.add_argument(
+        "--forced",
+        default=FORCED,
+        help=f"hit rates in percent, of {FORCED_TOKENS} tokens at most; empty: none (default: {FORCED})",
+    )
     parser.add_argument("--forced-budget", metavar="BYTES", help="of the lane at forced rates (default: all experts)")
     parser.add_argument("--kernels", action="store_true", help="GPU: also some steps by kernel, in a lane of their own")
     parser.add_argument(
@@ -192,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, help="also write the object to this file")
     chosen = parser.parse_args(argv)
-    chosen.vram_budget = chosen.vram_budget or ["16GiB"]
+    chosen.vram_budget = [one for given in chosen.vram_budget or ["16GiB"] for one in given.split(",")]
     if chosen.kernels and chosen.device == "cpu":
         parser.error("--kernels: a CPU lane has none")
     # What a guess costs takes a draft layer, which nothing else here asks.

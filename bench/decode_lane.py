@@ -15,6 +15,7 @@ import json
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -147,7 +148,12 @@ def figures(answer: Answered) -> Figures:
 
 
 def at_forced_rates(job: Job) -> Figures:
-    """Every rate with the set that this very stretch makes hottest."""
+    """Every rate, ascending, with the set that this very stretch makes hottest: what a rate needs, the next one has.
+
+    Where `left_s` run out before the next rate would have been measured, that one and all after it are left out.
+    """
+    clock = time.monotonic
+    until_s = clock() + float(str(job["left_s"]))
     order, trace = walk_of(job), Path(str(job["trace"]))
     start, prompt, tokens = (number(job, name) for name in ("start", "prompt", "tokens"))
     asked = job["rates"]
@@ -162,8 +168,10 @@ def at_forced_rates(job: Job) -> Figures:
         for rate in asked:
             wanted = hottest(uses, float(rate))
             held.want(wanted)
-            passes = settle(lane, held, ids, tokens)
-            answer = lane.ask(ids, tokens)
+            passes = settle(lane, held, ids, tokens, lambda: clock() < until_s)
+            answer = lane.ask(ids, tokens) if clock() < until_s else None
+            if answer is None:
+                break
             points.append(
                 {
                     "forced_rate": float(rate), **figures(answer), "held_experts": len(wanted),
@@ -216,11 +224,13 @@ def say(what: str, found: object) -> None:
     print(f"{what}: {json.dumps(found)}", file=sys.stderr, flush=True)
 
 
-def settle(lane: OwnLane, held: Held, ids: list[int], tokens: int) -> int:
-    """Asks until all wanted experts are in the cache, or no more get in; returns how often."""
+def settle(
+    lane: OwnLane, held: Held, ids: list[int], tokens: int, go_on: Callable[[], bool] = lambda: True
+) -> int:  # fmt: skip
+    """Asks until all wanted experts are in the cache, or no more get in, or `go_on` says no; returns how often."""
     for passes in range(MOST_PASSES):
         before = held.missing
-        if not before:
+        if not before or not go_on():
             return passes
         lane.ask(ids, tokens)
         if held.missing == before:

@@ -1,5 +1,6 @@
 """What `bench.decode` is made of: forced sets, bounds, parts of a step, ceilings of this host's memory."""
 
+import contextlib
 import json
 import subprocess
 import time
@@ -8,12 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import ceilings, decode, result, step_kernels, step_parts
+from bench import ceilings, decode, decode_lane, result, step_kernels, step_parts
 from bench.bound import Ceilings, StepBytes, prompt_s, step_s
 from bench.forced import Held, hottest
 from bench.synthetic.pack import made
 from bench.synthetic.shape import SHAPES
 from lanes.answer import Answer
+from lanes.counters import Counters
 from lanes.experts.native import ExpertKernel
 from lanes.experts.policy import Budget, State, Touched
 from lanes.runner import ModelRunner
@@ -152,9 +154,34 @@ def test_a_job_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     kept = json.loads(out.read_text())
     assert set(kept["unfinished"]) == {"first", "third"}
     assert set(kept["failed"]) == {"second"}
+    told = decode.Jobs(100.0, None).run("kept for others", "whole", [], keep_s=40.0)
+    assert told["left_s"] < told["limit_s"] <= 60.0
     late = decode.Jobs(0.0, None)
     assert late.run("any", "whole", []) is None
     assert "time is up" in late.failed["any"]
+
+
+@pytest.mark.parametrize(("answers", "found"), [(0, 0), (1, 0), (2, 1), (3, 2), (9, 3)])
+def test_forced_rates_end_in_time_with_what_was_measured(monkeypatch, answers, found):
+    """Time is up after so many answers; the first one only tells which experts are used."""
+    asked = []
+
+    class Lane:
+        def ask(self, ids, tokens):
+            asked.append(tokens)
+            return decode_lane.Answered([1] * tokens, list(range(tokens)), Counters())
+
+    monkeypatch.setattr(decode_lane, "started", lambda options, held: contextlib.nullcontext(Lane()))
+    monkeypatch.setattr(decode_lane.measure, "decode_keys", lambda trace: (2, 4, np.array([0, 1, 1, 5])))
+    monkeypatch.setattr(decode_lane.measure, "uses", lambda keys, pairs: np.bincount(keys, minlength=pairs))
+    monkeypatch.setattr(decode_lane, "settle", lambda lane, held, ids, tokens, go_on: 0)
+    monkeypatch.setattr(decode_lane, "time", SimpleNamespace(monotonic=lambda: float(len(asked))))
+    job = {
+        "options": [], "trace": "x", "start": 0, "prompt": 2, "tokens": 3, "rates": [0.5, 0.75, 1.0], "pairs": 8,
+        "vocabulary": 4096, "topics": 16, "record_bytes": 10, "left_s": answers,
+    }  # fmt: skip
+    points = decode_lane.at_forced_rates(job)["points"]
+    assert [point["forced_rate"] for point in points] == [0.5, 0.75, 1.0][:found]
 
 
 def test_kernels_are_of_the_part_whose_name_is_theirs_alone():
