@@ -4,6 +4,9 @@ A root (system prompt and tools) that all conversations of a run share; each tur
 sub-agent with the same root asks something of its own. 1, 2, 4 and 8 conversations take turns on one lane whose memory
 holds about three; then conversations that change lanes at every turn, and the same ones that stay.
 
+    python -m bench.conversations                                   two lanes on CPUs, a small pack
+    python -m bench.conversations --device cuda --scale true --cores 0-7 --cores 8-15    two on one GPU, synthetic
+
 Not here: the coordinator (lanes are asked directly). Invariant: prompts depend on the seed alone; answers are greedy
 and drafts are off, so two runs of a trace can be compared to the bit.
 """
@@ -28,7 +31,12 @@ import grpc
 from bench.checkpoint import PRESETS, write_checkpoint
 from bench.result import frame, write
 from bench.second_lane import running
+from bench.synthetic.__main__ import described
+from bench.synthetic.pack import Synthetic, made
+from bench.synthetic.shape import SHAPES
 from laneproto.v1 import lane_pb2, lane_pb2_grpc
+from shared_experts.owner import run_directory
+from shared_experts.park_server import ParkServer
 
 ANSWER_TOKENS = 8
 COUNTS = (1, 2, 4, 8)
@@ -178,25 +186,50 @@ def make_pack(folder: Path, preset: str) -> Path:
     return folder / "pack"
 
 
-def measure(pack: Path, run: Path, options: argparse.Namespace) -> dict[str, object]:
-    """All figures."""
-    generator = random.Random(1)  # noqa: S311  a trace, no secret
-    root = [generator.randrange(VOCABULARY) for _ in range(options.root)]
+def on_cpus(folder: Path, run: Path, options: argparse.Namespace) -> dict[str, object]:
+    """All figures of lanes on CPUs, with an owner of their own."""
+    pack = make_pack(folder, options.preset)
     with contextlib.ExitStack() as stack:
         owner = ("shared_experts", "own", "--pack", str(pack), "--run-dir", str(run), "--park", str(options.park))
         stack.enter_context(running(*owner)).event("owner_ready")
-        lanes = []
-        for number in range(2):
-            address = f"unix:{run}/lane-{number}.sock"
-            command = (
-                "lanes", "--owner", str(run / "owner.sock"), "--pack", str(pack), "--listen", address, "--vram-budget",
-                "16MiB", "--name", f"lane-{number}", "--context", str(options.context), "--drafts", "0",
-                "--state-budget", str(options.state_budget), "--park", str(run / "park.sock"),
-            )  # fmt: skip
-            stack.enter_context(running(*command)).event("lane_ready")
-            lanes.append(Lane(address))
-        per_lane = [taking_turns(lanes[0], root, count, options.turns, options.added) for count in COUNTS]
-        moved = moving(lanes, root, options.turns, options.added)
+        return measured(_lanes(stack, pack, run, options, "--vram-budget", "16MiB"), options)
+
+
+def on_gpu(synthetic: Synthetic, run: Path, options: argparse.Namespace) -> dict[str, object]:
+    """All figures of lanes that share a GPU, this process being the owner."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(synthetic.lend(run / "owner.sock"))
+        stack.enter_context(ParkServer(run / "park.sock", options.park))
+        vram = ("--device", options.device, "--vram-budget", options.vram_budget)
+        return measured(_lanes(stack, synthetic.folder, run, options, *vram), options)
+
+
+def _lanes(stack: contextlib.ExitStack, pack: Path, run: Path, options: argparse.Namespace, *more: str) -> list[Lane]:
+    """Two, started side by side."""
+    started = []
+    for number in range(2):
+        cores = ("--cores", options.cores[number]) if options.cores else ()
+        command = (
+            "lanes", "--owner", str(run / "owner.sock"), "--pack", str(pack), "--listen", _address(run, number),
+            "--name", f"lane-{number}", "--context", str(options.context), "--drafts", "0", "--state-budget",
+            str(options.state_budget), "--park", str(run / "park.sock"), *cores, *more,
+        )  # fmt: skip
+        started.append(stack.enter_context(running(*command)))
+    for lane in started:
+        lane.event("lane_ready")
+    return [Lane(_address(run, number)) for number in range(2)]
+
+
+def _address(run: Path, number: int) -> str:
+    return f"unix:{run}/lane-{number}.sock"
+
+
+def measured(lanes: Sequence[Lane], options: argparse.Namespace) -> dict[str, object]:
+    """All figures."""
+    generator = random.Random(1)  # noqa: S311  a trace, no secret
+    root = [generator.randrange(VOCABULARY) for _ in range(options.root)]
+    per_lane = [taking_turns(lanes[0], root, count, options.turns, options.added) for count in options.counts]
+    moved = moving(lanes, root, options.turns, options.added)
     excess = max(
         *(int(str(one["read_again_tokens_max"])) for one in per_lane), int(str(moved["read_again_tokens_max"]))
     )
@@ -208,11 +241,16 @@ def measure(pack: Path, run: Path, options: argparse.Namespace) -> dict[str, obj
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, prints one JSON object; exit code 1 when a turn reads over a block again, or moving changes a bit."""
+def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
     parser = argparse.ArgumentParser(prog="python -m bench.conversations", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--preset", choices=sorted(PRESETS), default="tiny", help="the model (default: tiny)")
+    add("--preset", choices=sorted(PRESETS), default="tiny", help="the model on CPUs (default: tiny)")
+    add("--device", choices=["cpu", "cuda"], default="cpu")
+    add("--scale", choices=sorted(SHAPES), help="a synthetic model, whose owner is this process; what a GPU needs")
+    add("--vram-budget", default="16GiB", help="of a lane of a synthetic model (default: 16GiB)")
+    add("--cores", action="append", help="of a lane, once for each (default: all that there are, for both)")
+    add("--counts", type=int, nargs="+", default=COUNTS, help="of conversations on a lane (default: 1 2 4 8)")
     add("--root", type=int, default=25_000, help="tokens of system prompt and tools (default: 25000)")
     add("--turns", type=int, default=6, help="of each conversation (default: 6)")
     add("--added", type=int, default=300, help="tokens that a turn adds (default: 300)")
@@ -221,24 +259,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--park", type=int, default=1 << 30, help="size of the pool in bytes (default: 1 GiB)")
     add("--out", type=Path, help="also write the object to this file")
     options = parser.parse_args(argv)
+    if options.device == "cuda" and options.scale is None:
+        parser.error("--device cuda needs --scale: a GPU serves none of the presets")
+    if options.cores and len(options.cores) != 2:
+        parser.error("--cores must be given for both lanes")
+    return options
+
+
+def conditions(options: argparse.Namespace) -> dict[str, object]:
+    """Under which the figures were measured."""
+    return {
+        "root_tokens": options.root, "turns": options.turns, "added_tokens": options.added,
+        "answer_tokens": ANSWER_TOKENS, "device": options.device, "lanes": "two processes, drafts off",
+        "cores": options.cores, "cpus": os.cpu_count(), "state_budget_bytes": options.state_budget,
+        "park_bytes": options.park,
+    }  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures, prints one JSON object; exit code 1 when a turn reads over a block again, or moving changes a bit."""
+    options = parsed(argv)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pack = make_pack(folder, options.preset)
-        (folder / "run").mkdir(mode=0o700)
-        figures = measure(pack, folder / "run", options)
+        run = run_directory(folder / "run")
+        if options.scale is None:
+            figures = on_cpus(folder, run, options)
+            pack: dict[str, object] = {"preset": options.preset, "experts": "f32", "values": "random"}
+        else:
+            with made(folder / "pack", SHAPES[options.scale], threads=os.cpu_count() or 1) as synthetic:
+                figures, pack = on_gpu(synthetic, run, options), described(synthetic)
     given = list(argv if argv is not None else sys.argv[1:])
     words = [word for word in given if not word.startswith("/")]
-    result = frame(
-        "bench.conversations",
-        words,
-        pack={"preset": options.preset, "experts": "f32", "values": "random"},
-        conditions={
-            "root_tokens": options.root, "turns": options.turns, "added_tokens": options.added,
-            "answer_tokens": ANSWER_TOKENS, "lanes": "CPU, two processes, drafts off", "cpus": os.cpu_count(),
-            "state_budget_bytes": options.state_budget, "park_bytes": options.park,
-        },
-        packages=("torch", "grpcio", "xxhash"),
-    )  # fmt: skip
+    packages = ("torch", "grpcio", "xxhash")
+    result = frame("bench.conversations", words, pack=pack, conditions=conditions(options), packages=packages)
     write({**result, **figures}, options.out)
     return 0 if figures["cross_lane_resume_equal"] and int(str(figures["reread_excess_tokens_max"])) <= 64 else 1
 
