@@ -72,6 +72,7 @@ STOP_GRACE_S = 0.5
 # start
 REGION_ATTACH_S = 600.0
 REGION_WAIT_LOG_S = 2.0
+MEASURING_WAIT_S = 15.0  # for other lanes of the host that time themselves; then a lane does beside them
 
 # drafts
 MAX_DRAFTS = 3  # tokens guessed ahead of one pass

@@ -44,6 +44,7 @@ from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.pace import FEW_ROWS, MANY_ROWS, pace_of, timed
 from lanes.parts import Opened, Parts
+from lanes.quiet import quiet
 from lanes.reading import Preludes
 from lanes.runner import Runner
 from lanes.state.pool import StatePool
@@ -83,7 +84,8 @@ def cuda_parts(opened: Opened) -> Parts:
     seat_bytes = shape.bytes(context_tokens)
     staging_bytes = size_for(shape)
     records = DeviceRegion(opened.region, pinned)
-    measured = _layer_pace(records, info, spec.experts_per_token, device.device)
+    with quiet(config.region_socket.parent):
+        measured = _layer_pace(records, info, spec.experts_per_token, device.device)
     divided, chunk = divide(opened, spec, seat_bytes + staging_bytes, measured)
     cuda.limit(device, divided.most_allocated_bytes)
     slots = DeviceSlots(divided.slots, info.record_bytes, device.device)
@@ -121,7 +123,8 @@ def cuda_parts(opened: Opened) -> Parts:
     most_rows = min(MANY_ROWS, chunk.rows, context_tokens // 2)
 
     def windows_up_to(runner: Runner) -> int:
-        return _reading(opened, experts, cache, measured, rates, runner, spec.vocab, most_rows)
+        with quiet(config.region_socket.parent):
+            return _reading(opened, experts, cache, measured, rates, runner, spec.vocab, most_rows)
 
     return Parts(kernel, experts, model, states, context_tokens, cache, chunk, windows_up_to, carrier)
 
@@ -202,6 +205,7 @@ def _share(
         opened.region.record_address(0, 0),
         lambda way, reason: _log.warning("doorbell_refused", way=way, reason=reason),
         cores[0] if config.pinned else None,
+        measuring=quiet(config.region_socket.parent),
     )
     opened.stack.callback(started.share.close)
     started.share.on_split = lambda bias, line, counts: _log.info(

@@ -6,6 +6,7 @@ Not here: when (once, after the tables and before windows are captured) and what
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ from lanes.experts.gpu import probe, rates
 from lanes.experts.gpu.experts import GpuExperts
 from lanes.experts.gpu.share import Share
 from lanes.experts.native import ExpertKernel
+
+_NOTHING = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,13 @@ def start_share(
     first_record: int,
     on_refused: Callable[[str, str], None],
     core: int | None = None,
+    measuring: AbstractContextManager[object] = _NOTHING,
 ) -> Started:
     """Attaches a share to `experts`; StartError where no doorbell works.
 
     `first_record` is the address of record (0, 0) in this process. `kernel` works for nobody else while a window is
-    open; the share's thread, pinned to `core`, is its calling thread. Close the share before the kernel.
+    open; the share's thread, pinned to `core`, is its calling thread. Close the share before the kernel. Rates are
+    measured inside `measuring`.
     """
     layers, each = cache.addresses.shape
     home = np.uint64(first_record) + np.arange(layers * each, dtype=np.uint64) * np.uint64(cache.record_bytes)
@@ -47,7 +52,8 @@ def start_share(
         )  # fmt: skip
 
     share = probe.attach(experts, make, on_refused)
-    measured = rates.measure(kernel, home, cache.home, experts.chosen, experts.device, core)
+    with measuring:
+        measured = rates.measure(kernel, home, cache.home, experts.chosen, experts.device, core)
     share.search(measured)
     return Started(share, measured)
 
