@@ -112,6 +112,28 @@ def test_a_start_finds_a_doorbell_and_a_split(rig, monkeypatch):
     started.share.close()
 
 
+def test_the_split_follows_what_the_threads_layers_took(rig, monkeypatch):
+    """Believed to be slow, the CPU is found to be fast, and gets more once it was seen."""
+    monkeypatch.setattr("lanes.experts.gpu.share._LOOK", 2)
+    monkeypatch.setattr("lanes.experts.cpu_line.LEAST", 2.0)
+    r, told = rig(), []
+    share = r.experts.share
+    share.on_split = lambda bias, line, counts: told.append((line, counts))
+    share.search(rates.Rates(link_us=1e6, cpu_us=1e6, cpu_start_us=0.0, link_alone_us=1e6, cpu_alone_us=1e6))
+    before = share.counts
+    assert 0 < before[CHOSEN] < CHOSEN
+    for seed in range(2):
+        r.shared_window(seed, 1)
+    ((line, counts),) = told
+    assert 0 < line.us(1) < 1e6
+    assert (counts == share.counts).all()
+    assert counts[CHOSEN] == CHOSEN
+    share.split(before)
+    for seed in range(2):
+        r.shared_window(seed, 1)
+    assert len(told) == 1, "a split that was given stays"
+
+
 def test_doorbells_that_do_wrong_are_refused(rig, monkeypatch):
     class Deaf(KernelWords):
         name = "deaf"

@@ -35,7 +35,7 @@ from lanes.kernels.post import Inputs
 
 _ALIGNMENT_BYTES = 64
 _LOOK = 8  # windows between two looks at what the CPU took
-_TELL = 0.25  # part by which the CPU's time must change to be told
+_TELL, _TELL_LOOKS = 0.1, 64  # the part by which the CPU's time must have changed to be told, and how often it is
 _SETTLE_S = 5.0  # from the last answer to the thread's own word that it is idle
 
 
@@ -89,6 +89,7 @@ class Share:
         self._link_us: float | None = None  # nothing is searched without
         self._climb, self._seen, self._told = Climb(), Seen.of(Line(0.0, 0.0), pairs), Line(0.0, 0.0)
         self._looked, self._windows = self._spent.copy(), 0  # what was spent at the last look; windows since
+        self._quiet_looks = 0  # until it may be told again
         self._began_ns = 0
 
     @property
@@ -118,7 +119,7 @@ class Share:
         self._told = Line(rates.cpu_start_us, rates.cpu_us)
         self._seen = Seen.of(self._told, len(self._counts) - 1)
         np.copyto(self._looked, self._spent)
-        self._windows = 0
+        self._windows = self._quiet_looks = 0
         self._set(self._wanted(rates.link_us))
 
     def _wanted(self, link_us: float) -> I32:
@@ -133,13 +134,14 @@ class Share:
             layers, ns = (self._spent - self._looked).T
             self._seen = cpu_line.after(self._seen, _LOOK, layers, ns)
             np.copyto(self._looked, self._spent)
-            self._windows = 0
+            self._windows, self._quiet_looks = 0, max(0, self._quiet_looks - 1)
         if looks or self._climb.used != before.used:
             counts = self._wanted(link_us)
             if not np.array_equal(counts, self._counts):
                 self._set(counts)
-        if self._climb.bias != before.bias or self._seen.line.apart(self._told) > _TELL:
-            self._told = self._seen.line
+        moved = looks and not self._quiet_looks and self._seen.line.apart(self._told) > _TELL
+        if moved or self._climb.bias != before.bias:
+            self._told, self._quiet_looks = self._seen.line, _TELL_LOOKS
             self.on_split(self._climb.bias, self._told, self.counts)
 
     def _set(self, counts: I32) -> None:
