@@ -21,7 +21,7 @@ SPARE_FROM = (8, 24)  # cores of a host with GPU lanes, from which on one of the
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Cores by number, ascending."""
+    """Cores by number, in the order in which they were dealt out."""
 
     lanes: tuple[tuple[int, ...], ...]
     doors: tuple[int, ...]  # the coordinator's; empty: any
@@ -43,7 +43,8 @@ def spare(cores: int, *, gpu: bool) -> int:
 
 
 def layout(allowed: Sequence[int], lanes: int, per_lane: int | None = None, *, gpu: bool) -> Layout:
-    """Equal, disjoint runs; with more lanes than cores, lanes share, spread evenly.
+    """Equal, disjoint runs of `allowed`, whose neighbours are near each other; with more lanes than cores, lanes share,
+    spread evenly.
 
     Raises BadOption where `per_lane` cores are too many.
     """

@@ -26,6 +26,7 @@ from coordinator.host.rundir import RunDir
 from coordinator.host.signals import Signals
 from coordinator.host.startup import OnProgress, Ready, wait_ready
 from coordinator.host.supervisor import COORDINATOR, Supervisor, serve_keepers
+from coordinator.host.topology import allowed_cores
 from coordinator.launchers import open_launcher
 
 log = structlog.get_logger()
@@ -67,7 +68,7 @@ async def run_cluster(
     it could not be done; `Interrupted`, that the signal came before it served."""
     signals = Signals()
     signals.listen()
-    allowed = sorted(os.sched_getaffinity(0))
+    allowed = allowed_cores()
     cores = layout(allowed, config.lanes, config.cores_per_lane, gpu=config.lane.device == "cuda")
     os.umask(0o077)
     run_dir = RunDir.claim(config.cluster, env)

@@ -35,6 +35,7 @@ from coordinator.host.rundir import RunDir
 from coordinator.host.signals import Signals
 from coordinator.host.startup import OnProgress, check_alive
 from coordinator.host.supervisor import Supervisor, serve_keepers
+from coordinator.host.topology import allowed_cores
 from coordinator.launchers.local import LocalLauncher
 from coordinator.pack_facts import read_fingerprint
 from coordinator.tasks import first
@@ -93,7 +94,7 @@ async def run_member(
     signals.listen()
     identity = Identity.load(config.identity)
     served = Served.of(await asyncio.to_thread(read_fingerprint, config.lane.pack), config.lane.alike())
-    allowed = sorted(os.sched_getaffinity(0))
+    allowed = allowed_cores()
     cores = layout(allowed, config.lanes, config.cores_per_lane, gpu=config.lane.device == "cuda").lanes
     os.umask(0o077)
     async with contextlib.AsyncExitStack() as ends:

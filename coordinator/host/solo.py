@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from coordinator.config import Address
+from coordinator.cores import layout
 from coordinator.fleet.roster import FleetRoster
 from coordinator.frontdoor import start_doors
 from coordinator.host.lane_options import LaneOptions
@@ -20,6 +21,7 @@ from coordinator.host.rundir import RunDir
 from coordinator.host.startup import OnProgress, check_alive, wait_ready
 from coordinator.host.supervisor import Supervisor, serve_keepers
 from coordinator.host.supervisor_client import SupervisorClient
+from coordinator.host.topology import allowed_cores
 from coordinator.launchers.local import LocalLauncher
 
 
@@ -44,7 +46,7 @@ async def solo(
     async with AsyncExitStack() as stack:
         run_dir = RunDir.temporary(env)
         stack.callback(run_dir.release)
-        cores = tuple(sorted(os.sched_getaffinity(0)))
+        (cores,) = layout(allowed_cores(), 1, gpu=options.device == "cuda").lanes
         processes = [
             plan_owner(options.pack, run_dir, env, log_json=options.log_json),
             plan_lane(options, 0, run_dir, cores, env),
