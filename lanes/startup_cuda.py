@@ -27,6 +27,7 @@ from lanes.device.side import Side
 from lanes.device.staging import Staging, size_for
 from lanes.errors import CudaUnavailable
 from lanes.experts.cache import ExpertCache
+from lanes.experts.cpu_line import Line
 from lanes.experts.gpu.experts import GpuExperts
 from lanes.experts.gpu.pace import SLOTS, LayerPace, measure
 from lanes.experts.gpu.prompt import Means
@@ -35,6 +36,7 @@ from lanes.experts.gpu.reading import Reading
 from lanes.experts.gpu.slots import DeviceSlots
 from lanes.experts.gpu.start import cores_of, start_share
 from lanes.experts.native import ExpertKernel
+from lanes.experts.split import I32
 from lanes.models import load_model
 from lanes.models.load import DTYPES, dense_bytes
 from lanes.models.near import Near
@@ -208,10 +210,6 @@ def _share(
         measuring=quiet(config.region_socket.parent),
     )
     opened.stack.callback(started.share.close)
-    started.share.on_split = lambda bias, line, counts: _log.info(
-        "expert_split", bias=bias, cpu_us=round(line.each_us, 1), cpu_start_us=round(line.start_us, 1),
-        cpu_of_misses=counts.tolist(),
-    )  # fmt: skip
     _log.info(
         "expert_share",
         threads=kernel.threads,
@@ -221,6 +219,15 @@ def _share(
     copy_us = info.record_bytes / pace.link_bytes_per_s * 1e6
     cache.price(copy_misses(copy_us, started.rates))
     _log.info("cache_price", copy_us=round(copy_us, 1), copy_misses=round(cache.copy_misses, 2))
+
+    def found(bias: float, line: Line, counts: I32) -> None:
+        cache.price(copy_misses(copy_us, dataclasses.replace(started.rates, cpu_us=line.each_us)))
+        _log.info(
+            "expert_split", bias=bias, cpu_us=round(line.each_us, 1), cpu_start_us=round(line.start_us, 1),
+            cpu_of_misses=counts.tolist(), copy_misses=round(cache.copy_misses, 2),
+        )  # fmt: skip
+
+    started.share.on_split = found
     return kernel, started.rates
 
 
