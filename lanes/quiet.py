@@ -28,18 +28,21 @@ def quiet(
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         until_s = clock() + limit_s
-        while not (alone := _locked(lock)) and clock() < until_s:
+        while (alone := _locked(lock)) is None and clock() < until_s:
             sleep(_POLL_S)
-        yield alone
+        yield bool(alone)
     finally:
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_UN)  # also for children that inherited it
         os.close(lock)
 
 
-def _locked(lock: int) -> bool:
+def _locked(lock: int) -> bool | None:
+    """None: somebody has it. False: this file system has no locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # somebody has it; or this file system has no locks, and the wait will end
+    except BlockingIOError:
+        return None
+    except OSError:
         return False
     return True

@@ -1,5 +1,6 @@
 """Measuring by turns: one at a time, given back whatever happens, and never waited for without an end."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -57,6 +58,17 @@ def test_who_has_waited_long_enough_goes_on_and_gives_nothing_back_that_is_not_i
             assert not third
     with quiet(tmp_path, 0.0) as fourth:
         assert fourth
+
+
+def test_where_there_are_no_locks_nobody_waits(tmp_path, monkeypatch):
+    def none(lock, what):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    time = Time()
+    monkeypatch.setattr("fcntl.flock", none)
+    with quiet(tmp_path, clock=time.clock, sleep=time.sleep) as alone:
+        assert not alone
+    assert time.now == 0
 
 
 def test_an_error_inside_gives_it_back(tmp_path):
