@@ -196,7 +196,7 @@ def by_kernel(job: Job) -> Figures:
 
 
 def with_drafts(job: Job) -> Figures:
-    """A stretch with an oracle's drafts: all experts in the cache that it uses, then as many as give a hit rate."""
+    """A stretch with an oracle's drafts: as many experts in the cache as give a hit rate, then all that it uses."""
     order, start, prompt = walk_of(job), number(job, "start"), number(job, "prompt")
     trace, pairs, shares, forced = Path(str(job["trace"])), number(job, "pairs"), job["shares"], job["forced"]
     assert isinstance(shares, list)
@@ -210,7 +210,7 @@ def with_drafts(job: Job) -> Figures:
         uses = measure.uses(keys, pairs)
         uses[number(job, "decoder_pairs") :] = 0  # the draft layer's experts are pinned
         found: Figures = {}
-        for name, rate in (("in_vram", 1.0), ("forced", forced)):
+        for name, rate in (("forced", forced), ("in_vram", 1.0)):
             held.want(hottest(uses, rate))
             settle(lane, held, order.stretch(start, prompt), tokens)
             say(name, {"rate": rate, "held": int(held.wanted.sum()), "not_held": held.missing})
