@@ -2,7 +2,9 @@
 and passes of the draft layer are real.
 
 An **oracle** asks the draft layer, whose weights are random, and answers in its place what the walk says comes next or,
-at a given share of places, another token. So "75 %" means an injected acceptance; a gain has the passes' time in it.
+at a given share of places, another token. So "75 %" means an injected acceptance; a gain has the passes' time in it. It
+is equally sure of all its drafts, so that the policy has nothing to choose by; "graded", it is as sure of each draft as
+drafts like it are right (beta-distributed around the share).
 Windows of each size are seen where all drafts are right and nobody is asked; answers without drafts and with each share
 take turns on one stretch, on a set of experts that is held; a gain is a median of ratios. Not here: the lane's process
 and its options (bench.decode_lane), the quality of a draft layer (the demo model's).
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -37,14 +39,16 @@ class Oracle:
     walk: Walk
     share: float
     seed: int
+    graded: bool = False  # it knows how sure it may be of each
 
     def guess(self, slot: int, token: int, number: int, best: bool) -> Likeliest | None:
         """As `Runner.guess`."""
         if self.layer is not None and self.layer(slot, token, number, best) is None:
             return None
-        right = np.random.default_rng((self.seed, token)).random() < self.share
-        next_ = int(self.walk.successor[token])
-        return Likeliest(next_ if right else int(self.walk.successor[next_]), 1.0)
+        random, next_ = np.random.default_rng((self.seed, token)), int(self.walk.successor[token])
+        sure = random.beta(2 * self.share + 1e-3, 2 * (1 - self.share) + 1e-3) if self.graded else self.share
+        right = random.random() < sure
+        return Likeliest(next_ if right else int(self.walk.successor[next_]), sure if self.graded else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,13 @@ class Stretch:
     record_bytes: int
 
     def answer(
-        self, most: int, share: float, beliefs: Beliefs, seed: int = 0, *, asks: bool = True
+        self, most: int, share: float, beliefs: Beliefs, seed: int = 0, *, asks: bool = True, graded: bool = False
     ) -> tuple[Answered, Beliefs]:
         """With at most `most` drafts a round, right at that share; and what was learnt."""
         drafter, layer = self.lane.lane.engine.drafter, self.layer if asks else None
-        drafter.most, drafter.layer, drafter.beliefs = most, Oracle(layer, self.walk, share, seed).guess, beliefs
+        oracle = Oracle(layer, self.walk, share, seed, graded)
+        drafter.most, drafter.layer, drafter.beliefs = most, oracle.guess, beliefs
+        drafter.vocabulary = None  # the oracle names tokens
         answered = self.lane.ask(self.walk.stretch(self.start, self.prompt), self.tokens)
         assert answered.ids == self.walk.stretch(self.start + self.prompt, self.tokens), "the answer is the walk"
         return answered, drafter.beliefs
@@ -75,10 +81,11 @@ class Tally:
     """Of answers with one injected share and at most so many drafts a round."""
 
     share: float
-    most: int
-    beliefs: Beliefs
-    gains: list[float]
-    answers: list[Answered]
+    most: int = MAX_DRAFTS
+    graded: bool = False
+    beliefs: Beliefs = field(default_factory=Beliefs)
+    gains: list[float] = field(default_factory=list)
+    answers: list[Answered] = field(default_factory=list)
 
     def figures(self) -> dict[str, object]:
         """Medians."""
@@ -98,15 +105,17 @@ def measured(stretch: Stretch, shares: Sequence[float], rounds: int, say: Say) -
     for rows in range(1, MAX_WINDOW_TOKENS + 1):
         sizes.append(_size(stretch, rows))
         say(f"windows of {rows}", sizes[-1])
-    tallies = {f"{share:.0%}": Tally(share, MAX_DRAFTS, Beliefs(), [], []) for share in shares}
-    fewer = {
-        f"{shares[0]:.0%}, at most {most}": Tally(shares[0], most, Beliefs(), [], []) for most in range(1, MAX_DRAFTS)
-    }
+    tallies = {f"{share:.0%}": Tally(share) for share in shares}
+    first = f"{shares[0]:.0%}"
+    tallies = {first: tallies.pop(first), f"{first} on average, graded": Tally(shares[0], graded=True), **tallies}
+    fewer = {f"{first}, at most {most}": Tally(shares[0], most) for most in range(1, MAX_DRAFTS)}
     alone_ms: list[float] = []
     for number in range(rounds):
         for name, tally in (tallies | fewer).items():
             alone, _ = stretch.answer(0, 1.0, Beliefs())
-            answer, tally.beliefs = stretch.answer(tally.most, tally.share, tally.beliefs, number)
+            answer, tally.beliefs = stretch.answer(
+                tally.most, tally.share, tally.beliefs, number, graded=tally.graded
+            )  # fmt: skip
             alone_ms.append(1e3 / alone.tokens_per_s)
             tally.gains.append(answer.tokens_per_s / alone.tokens_per_s)
             tally.answers.append(answer)

@@ -39,6 +39,7 @@ PATIENCE = 1.0  # windows that its last tries may have lost
 PAUSE, MOST_PAUSE = 16, 512  # rounds
 GUESSED_SLOPE = 0.25  # of a single window's time for each further row, until it was measured
 _RARE, _FAST, _GAIN, _SLOW = 1 / 4, 1 / 8, 1 / 16, 1 / 32  # weights of the newest in running means
+_DRIFT = 1 / 64  # of what was not tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,10 @@ def _judged(trust: Trust, done: Round, gain: float) -> Trust:
         row = list(right[place])
         row[kind] += (hit - row[kind]) * _SLOW * (4 if trust.gain.count < 32 else 1)
         right[place] = tuple(row)
+    # Nobody looks at a place that is thought not to be worth it: slowly it is taken to be as the one before, and tried.
+    for place in range(max(1, len(done.proposal.ids)), MAX_DRAFTS):
+        before = right[place - 1]
+        right[place] = tuple(mine + (its - mine) * _DRIFT for mine, its in zip(right[place], before, strict=True))
     mean = trust.gain.with_value(gain, _GAIN)
     losing = mean.value * min(mean.count, 2 * TRIES) < -PATIENCE or (mean.count >= 4 * TRIES and mean.value < 0.0)
     if mean.count >= TRIES and losing:

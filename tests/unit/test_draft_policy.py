@@ -44,7 +44,7 @@ class Lane:
         self.random = random.Random(self.seed)
         self.drafter = Drafter(3, self._ask, clock=lambda: self.now_ns)
 
-    def _ask(self, slot, token, number):
+    def _ask(self, slot, token, number, best):
         self._spend(self.guess)
         share = min(max(self.sure(self.random), 0.021), 0.999)  # of token 0; the rest is spread over 49
         row = np.zeros(50, np.float32)
@@ -171,6 +171,24 @@ def test_what_the_account_cannot_bear_is_not_tried():
     assert may_try(Beliefs(windows_ns=times, spare=8.1, guess_ns=Mean(10.0, 9)), "layer", 3) == 2
     assert may_try(Beliefs(windows_ns=times, spare=8.1, since_single=policy.SINGLE_EVERY), "lookup", 3) == 0
     assert may_try(Beliefs(spare=8.1), "lookup", 3) == 0, "nothing is known"
+
+
+def test_a_place_that_seemed_hopeless_is_tried_again_and_what_is_checked_counts():
+    hopeless = policy.Trust(((0.9,) * policy.LEVELS, (0.1,) * policy.LEVELS, (0.2,) * policy.LEVELS), Mean(0.1, 99))
+    trust = {**Beliefs().trust, "layer": hopeless}
+    beliefs = Beliefs(windows_ns=tuple(Mean(float(ns), 99) for ns in (100, 130, 160, 190)), trust=trust)
+    one = Proposal("layer", (5,), (0.95,))
+    for _ in range(200):
+        beliefs = learn(beliefs, Round(one, 1, 10, 130, 1, 1))
+    first, second, third = beliefs.trust["layer"].right
+    assert first[7] > 0.99
+    assert second[7] > 0.85
+    assert third[7] > 0.7
+    three = Proposal("layer", (5, 6, 7), (0.95,) * 3)
+    for _ in range(200):
+        beliefs = learn(beliefs, Round(three, 3, 3, 130, 1, 2))
+    assert beliefs.trust["layer"].right[1][7] < 0.05, "it was looked at"
+    assert beliefs.trust["layer"].right[2] == third, "it was proposed, and not reached"
 
 
 proposals = st.builds(
