@@ -37,8 +37,9 @@ ASSUMPTIONS = (
     "low: every expert is equally likely; high: the hottest tenth of the experts takes 60 % of the reads",
     "CPU lanes keep dense weights in fp32, GPU lanes as the pack has them",
     "a lane of its own takes 350 MiB of process; 1 GiB of RAM stays free",
-    "a GPU lane has one conversation in VRAM, others and the embedding in RAM; context and slices: 1.8 GiB, and a",
-    "  prompt's chunk of up to 8,192 rows; of a host of 8 cores one, of 24 two are left to the doors beside GPU lanes",
+    "a GPU lane has one conversation in VRAM, others and the embedding in RAM; context and slices: 1.8 GiB",
+    "half of what is then free, at most, is for a prompt's chunk of up to 8,192 rows",
+    "beside GPU lanes, of a host of 8 cores one, of 24 two are the doors' (spare)",
 )
 
 
