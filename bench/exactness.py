@@ -7,7 +7,7 @@
 Interpreted, a model ends behind its first layer with attention: layers of every kind, at the pack's sizes.
 
 A line a row: held or FAILED, what it is, its figures, seconds; then the whole as JSON. A row that fails does not stop
-the others. Exit code 0 exactly when all held. Not here: what the rows are (exactness_cases), speed.
+the others. Exit code 0 exactly when all held. Not here: what the rows are (exactness_cases, _states, _margins).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from bench import bare_host
 from bench import exactness_cases as cases
 from bench.exactness_cases import Ground
 from bench.exactness_margins import MARGINS
+from bench.exactness_states import STATES
 from bench.gpu_lane_rig import small_pack, wide_tiles
 from bench.near_tie import Apart
 from lanes.device import cuda
@@ -39,6 +40,7 @@ from shared_experts.pack import Pack
 TEXT = Path(__file__).parent  # sources, which the demo model knows the like of
 # (tokens of the prompt, tokens that windows read, room of a sequence). With a small pack in the interpreter: few.
 LENGTHS = {"cuda": (500, 40, 768), "cpu": (42, 4, 64)}
+TABLE = {"bit-equal": cases.BITS | STATES, "margin-equal": MARGINS, "errors": cases.FAILURES}
 INTERPRETED = ("repeat", "turns", "parked", "1 to 4 rows", "lane on the CPU", "NaN")
 
 
@@ -119,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.device == "cpu":
             wide_tiles(info.layout)
         print(f"{pack.path.name}: {info.format} experts, {pack.manifest.dense_dtype} dense; {len(stands.ids)} {what}")
-        for kind, rows in (("bit-equal", cases.BITS), ("margin-equal", MARGINS), ("errors", cases.FAILURES)):
+        for kind, rows in TABLE.items():
             print(f"-- {kind}")
             for name, case in rows.items():
                 if any(word in name for word in words):

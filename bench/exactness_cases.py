@@ -1,8 +1,9 @@
 """What a pack's lane on a GPU must hold to the bit, and what must end as an error: each case returns its figures or
 raises.
 
-Bit-equal cases compare a lane with itself: whatever is cached, copied, computed by whom, taken up again. Not here: what
-is equal within a tolerance (exactness_margins), the command and its table (exactness), the lanes (gpu_lane_rig).
+Bit-equal cases compare a lane with itself: whatever is cached, copied, computed by whom. Not here: whatever becomes of
+sequences (exactness_states), what is equal within a tolerance (exactness_margins), the command and its table
+(exactness), the lanes (gpu_lane_rig).
 
 Letters: T tokens, V vocabulary.
 """
@@ -22,19 +23,20 @@ import numpy as np
 import torch
 
 from bench.frozen import Frozen
-from bench.gpu_lane_cases import bit_equal
 from bench.gpu_lane_rig import Lane, cpu_lane, gpu_lane
-from lanes import limits
+from lanes.device.pin import PinnedRegion
 from lanes.errors import HandshakeLost
 from lanes.experts.gpu.experts import GpuExperts
 from lanes.experts.gpu.prompt import Means
 from lanes.experts.store import Interrupted
-from lanes.state import snapshot
-from lanes.state.checkpoint import Checkpoint
-from lanes.state.sequence import SequenceState
+from shared_experts.attach import attach_descriptor
+from shared_experts.fill import build
 from shared_experts.pack import Pack
+from shared_experts.region import RegionShape
 
 RINGS = (1, 2, 3)  # slots
+CHUNKS = (1, 3)  # of a prompt
+CANCELS = (False, True)  # with records copied as they are chosen, ahead
 LOST_S = 15.0  # a lost handshake is an error before that
 # (rows, right ones) of trial windows: every length with every number of right rows.
 TRIALS = [(rows, right) for rows in (2, 3, 4) for right in range(rows)]
@@ -79,13 +81,24 @@ class Ground:
         return logits
 
 
+def bit_equal(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Compares logits."""
+    assert torch.equal(got, want), f"{int((got != want).sum())} of {got.numel()} logits differ"
+
+
 def repeats(ground: Ground) -> str:
-    """The same again, and launched one by one where graphs are."""
+    """The same again, and launched one by one where graphs are, trial windows too."""
     lane = ground.lane()
     want = ground.said(lane)
     bit_equal(ground.said(lane), want)
     if ground.device == "cuda":
-        bit_equal(ground.said(ground.lane(capture=False)), want)
+        launched = ground.lane(capture=False)
+        bit_equal(ground.said(launched), want)
+        for rows, right in ((2, 1), (3, 1), (4, 2)):
+            for captured, one in zip(
+                *(trials(each, ground, rows, right, 0, wrong=True) for each in (lane, launched)), strict=True
+            ):
+                bit_equal(captured, one)
     return f"{len(want)} tokens"
 
 
@@ -115,48 +128,6 @@ def shared(ground: Ground) -> str:
     finally:
         lane.close()
     return f"0, 0.5, 1 by {type(lane.share.doorbell).__name__}"
-
-
-def turns(ground: Ground) -> str:
-    """Two sequences by turns in the seat, against each alone."""
-    lane = ground.lane()
-    want, first = ground.said(lane), lane.begin(ground.ids[: ground.prompt])
-    other, got = lane.begin(ground.ids[1 : ground.prompt]), []
-    for token in ground.rest:
-        got.append(lane.windows([token], first, [1]))
-        lane.windows([token], other, [1])
-    bit_equal(torch.cat(got), want)
-    return f"{2 * len(got)} turns"
-
-
-def parked(ground: Ground) -> str:
-    """A state as bytes after some windows, taken back by another lane, goes on as where it stayed."""
-    lanes = [ground.lane(), ground.lane()]
-    at = len(ground.rest) // 2
-    slot = lanes[0].begin(ground.ids[: ground.prompt])
-    lanes[0].windows(ground.rest[:at], slot, [3, 1])
-    state = lanes[0].states[slot]
-    lanes[0].model.settle(state)
-    moved = lanes[1].states.open(ground.context_tokens)
-    copied = _through_bytes(state, lanes[1].states[moved])
-    want = lanes[0].windows(ground.rest[at:], slot, [2, 1])
-    bit_equal(lanes[1].windows(ground.rest[at:], moved, [2, 1]), want)
-    return f"{copied} bytes of {ground.prompt + at} tokens"
-
-
-def _through_bytes(state: SequenceState, into: SequenceState) -> int:
-    kept, tokens = Checkpoint.of(state), state.length
-    into.reserve(tokens)
-    count = 0
-    for page in range(-(-tokens // limits.PAGE_TOKENS)):
-        first, end = snapshot.page_range(page, tokens)
-        data = snapshot.pack(state.rows(first, end))
-        snapshot.unpack_page(data, into, first, end, end)
-        count += data.nbytes
-    data = snapshot.pack(kept.tensors)
-    snapshot.unpack_fixed(data, into)
-    kept.into(into)
-    return count + data.nbytes
 
 
 def rejected(ground: Ground) -> str:
@@ -218,7 +189,7 @@ def prompts(ground: Ground) -> str:
     lane: for each size of chunk the same bits."""
     info, copied = ground.pack.manifest.experts, 0
     layers = info.layers - info.draft_layers
-    for rows in (ground.prompt, ground.prompt // 3):
+    for rows in (ground.prompt // parts for parts in CHUNKS):
         want = _read(ground.lane(), ground, rows)
         for ahead, slots in itertools.product((False, True), RINGS):
             lane = ground.lane(slots=8 * slots)
@@ -226,7 +197,8 @@ def prompts(ground: Ground) -> str:
             assert isinstance(lane.experts, GpuExperts)
             means = Means(ahead=ahead, slots=slots)
             lane.experts.feeding = lambda _, means=means: means  # type: ignore[misc]
-            for before in range(layers if slots == RINGS[-1] and rows == ground.prompt else 1):
+            cancels = ahead in CANCELS and slots == RINGS[-1] and rows == ground.prompt
+            for before in range(layers if cancels else 1):
                 if before:
                     _cancelled(lane, ground, before)
                 bit_equal(_read(lane, ground, rows), want)
@@ -289,6 +261,25 @@ def _alone(lane: Lane, ground: Ground) -> torch.Tensor:
     return logits
 
 
+def region(ground: Ground) -> str:
+    """A sealed region, registered read-only: a record's bytes as the device reads them in place."""
+    if ground.device != "cuda":
+        return "no device"
+    from lanes.experts.gpu import driver
+
+    info, shape = ground.pack.manifest.experts, RegionShape.of(ground.pack.manifest)
+    sealed = build(ground.pack.experts_path, shape, threads=2, on_step=lambda *_: None)
+    with attach_descriptor(sealed.fd, shape) as there, PinnedRegion(there.base_address, there.mapped_bytes) as pinned:
+        address = pinned.device_address(there.record_address(1, 2))
+        assert pinned.mode == "mapped", f"mode {pinned.mode}"
+        assert address is not None
+        found = torch.zeros(info.record_bytes, dtype=torch.uint8, device=ground.device)
+        driver.copy(found.data_ptr(), address, info.record_bytes, torch.cuda.current_stream().cuda_stream)
+        torch.cuda.synchronize()
+        assert bytes(found.cpu().numpy()) == bytes(there.record(1, 2)), "other bytes"
+        return f"{there.mapped_bytes} bytes in {pinned.seconds * 1e3:.1f} ms"
+
+
 def lost_thread(ground: Ground) -> str:
     """The CPU share's thread stands still within a window: an error in time, no hang."""
     lane = ground.lane(shared=True)
@@ -317,11 +308,10 @@ def close(lane: Lane, slot: int) -> None:
 
 Case = Callable[[Ground], str]
 BITS: dict[str, Case] = {
+    "region read in place": region,
     "repeat, graphs and launches": repeats,
     "cache 0, 10 %, 50 %, all": cached,
     "CPU share of misses": shared,
-    "turns in the seat": turns,
-    "parked, another lane": parked,
     "rejected rows": rejected,
     "windows of a lane on the CPU": windows_on_the_cpu,
     "prompt: rings, cancels, new lane": prompts,

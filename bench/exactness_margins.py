@@ -12,6 +12,7 @@ import torch
 from bench.exactness_cases import TRIALS, Case, Ground, close, trials
 from bench.gpu_lane_rig import types_of
 from bench.near_tie import apart, tolerance
+from lanes.runner import Likeliest
 
 MIXED = (3, 1, 2, 4, 4, 1, 3)  # rows of windows
 
@@ -69,6 +70,25 @@ def guesses(ground: Ground) -> str:
     return apart(found[0], found[1], tolerance(ground.pack))
 
 
+def late_guesses(ground: Ground) -> str:
+    """The draft layer after windows that nobody guessed beside, and after a guess about what then did not come."""
+    found, dtype, next_ids = [], types_of(ground.pack, ground.device), ground.rest[4:]
+    for lane in (ground.cpu(drafts=True, dtype=dtype), ground.lane(drafts=True)):
+        slot = lane.begin(ground.ids[: ground.prompt])
+        lane.windows(ground.rest[:4], slot, [4])  # five rows wait now
+        state = lane.states[slot]
+        rows = [lane.model.guess(state, next_ids[0], 0).cpu().clone(), lane.model.guess(state, 9, 0).cpu().clone()]
+        lane.experts.end_window()
+        lane.trial(next_ids[:2], slot, 2)
+        rows.append(lane.model.guess(state, next_ids[2], 0).cpu().clone())
+        found.append(torch.stack(rows))
+    place, share = lane.model.guess(state, next_ids[2], 0, best=True).tolist()  # of the lane on a GPU
+    want = Likeliest.of(rows[-1].numpy())
+    assert place == want.place
+    assert abs(share - want.share) < 1e-5, (share, want)
+    return apart(found[1], found[0], tolerance(ground.pack))
+
+
 MARGINS: dict[str, Case] = {
     "windows of 1 to 4 rows": sizes,
     "drafts on and off": drafted,
@@ -76,4 +96,5 @@ MARGINS: dict[str, Case] = {
     "lane on the CPU": against_the_cpu,
     "the same in the GPU's types": in_its_types,
     "guesses in the GPU's types": guesses,
+    "guesses after a silence": late_guesses,
 }

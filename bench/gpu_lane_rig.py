@@ -1,6 +1,6 @@
 """One small pack as a lane on the CPU runs it and as a lane on a GPU does: what checks and tests of GPU lanes compare.
 
-On device "cpu" the GPU's kernels run in Triton's interpreter. Not here: what is compared (*_cases, tests).
+On device "cpu" the GPU's kernels run in Triton's interpreter. Not here: what is compared (exactness_cases, tests).
 """
 
 from __future__ import annotations

@@ -136,7 +136,9 @@ def attention(
         end = length + r + 1
         tokens = (blocks[:, None] * block_tokens + torch.arange(block_tokens)).flatten()
         tokens = torch.cat((tokens, torch.arange(end // block_tokens * block_tokens, end)))
-        for head, query in enumerate(queries[r].float()):
-            keys, values = (x[head // group, tokens].float() for x in (kept.keys, kept.values))
-            out[r, head] = (query @ keys.T * queries.shape[2] ** -0.5).softmax(0) @ values
+        for kv in range(kept.keys.shape[0]):
+            keys, values = (x[kv, tokens].float() for x in (kept.keys, kept.values))
+            for head in range(kv * group, kv * group + group):
+                scores = keys @ queries[r, head].float() * queries.shape[2] ** -0.5
+                out[r, head] = scores.softmax(0) @ values
     return out * gates.sigmoid()

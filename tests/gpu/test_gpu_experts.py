@@ -18,12 +18,14 @@ def test_arithmetic():
 def test_every_bit(format, rows):
     ids = [sorted({0, r, r + 1, 5 + r % 2}) for r in range(rows)]
     width = min(len(row) for row in ids)
-    cases.check_experts("cuda", format, 640, 320, [row[:width] for row in ids], seed=rows)
-    cases.check_experts("cuda", format, 256, 192, [row[:width] for row in ids], seed=rows, hostile=True)
+    for hostile in (False, True):
+        cases.check_experts("cuda", format, 640, 320, [row[:width] for row in ids], seed=rows, hostile=hostile)
 
 
-def test_the_true_sizes():
-    cases.check_experts("cuda", "q4g64", 2560, 640, [[0, 1, 2], [1, 2, 3]])
+@pytest.mark.parametrize(("hidden", "inner"), [(2560, 640), (256, 64), (256, 192)])
+def test_other_sizes(hidden, inner):
+    """The true ones, the demo model's, and tiles that do not divide."""
+    cases.check_experts("cuda", "q4g64", hidden, inner, [[0, 1, 2], [1, 2, 3]])
 
 
 def test_combine_from_both_sources():

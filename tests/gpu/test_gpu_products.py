@@ -12,7 +12,7 @@ KINDS = [torch.float32, torch.bfloat16]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
-@pytest.mark.parametrize("columns", [20, 320, 2049, 2560, 10_240])
+@pytest.mark.parametrize("columns", [20, 2049, 10_240])  # other sizes stand below, in what is fused
 def test_products(kind, rows, columns):
     cases.check_products("cuda", kind, rows, columns, (1000, 96))
 

@@ -11,10 +11,8 @@ import pytest
 import torch
 import triton
 
-from bench import exactness, exactness_cases
-from bench import gpu_lane_cases as cases
+from bench import exactness, exactness_cases, exactness_margins, exactness_states
 from bench.exactness_cases import Ground
-from bench.exactness_margins import MARGINS
 from bench.gpu_lane_rig import CONTEXT, cpu_lane, gpu_lane, small_pack, wide_tiles
 from bench.near_tie import apart
 from lanes import limits
@@ -28,6 +26,7 @@ from lanes.tolerance import BF16, Tolerance
 from lanes.window import Window
 from shared_experts.pack import Pack
 
+PROMPT = 50  # tokens: more blocks than are read
 DEMO = Path(__file__).parents[2] / "deploy/demo_model/pack"
 TILES = [
     (experts, "GATE_TILES"), (experts, "DOWN_TILES"), (products, "PROGRAMS"), (mixing, "LOWER_ROWS"),
@@ -53,64 +52,71 @@ def large_tiles(monkeypatch, pack):
     wide_tiles(pack.manifest.experts.layout)
 
 
+def ground(pack, rest: int, prompt: int = PROMPT) -> Ground:
+    """Random ids, of which windows read the rest: across the end of a block, with more blocks than are read."""
+    ids = random.Random(1).choices(range(2, 300), k=prompt + rest)
+    return Ground(pack, "cpu", ids, prompt, CONTEXT)
+
+
 @pytest.mark.slow
 def test_windows_of_every_size_as_on_the_cpu(pack):
-    """Across the end of a block, with more blocks than are read, and an n-gram layer."""
-    cases.against_the_cpu(pack, "cpu", cases.prompt(pack, cases.PROMPT + 6))
+    exactness_margins.against_the_cpu(ground(pack, 6))
 
 
 @pytest.mark.slow
-def test_rejected_and_dropped_drafts_have_not_happened(pack):
-    cases.drafts_change_nothing(pack, "cpu", cases.prompt(pack, cases.PROMPT + 4))
+def test_rejected_and_dropped_drafts_have_not_happened(pack, monkeypatch):
+    monkeypatch.setattr(exactness_margins, "TRIALS", [(3, 1), (3, 0)])
+    exactness_margins.drafted(ground(pack, 3))
 
 
 @pytest.mark.slow
 def test_sequences_take_turns_in_the_seat(pack):
-    cases.taking_turns(pack, "cpu", cases.prompt(pack, cases.PROMPT + 2))
+    exactness_states.turns(ground(pack, 2))
 
 
 def test_a_branch_sits_down_with_its_roots_rows(pack):
-    cases.branching(pack, "cpu", cases.prompt(pack, cases.PROMPT + 1))
+    exactness_states.branches(ground(pack, 1))
 
 
 @pytest.mark.slow
 def test_guesses_as_on_the_cpu(pack):
-    cases.guesses(pack, "cpu", cases.prompt(pack, cases.PROMPT + 3))
+    exactness_margins.guesses(ground(pack, 3))
 
 
 @pytest.mark.slow
 def test_guesses_after_a_silence_and_after_a_wrong_one(pack):
-    cases.late_guesses(pack, "cpu", cases.prompt(pack, cases.PROMPT + 7))
+    exactness_margins.late_guesses(ground(pack, 7))
 
 
 @pytest.mark.slow
 def test_what_is_cached_changes_no_bit(pack):
-    ids = cases.prompt(pack, cases.PROMPT + 2)
-    plain, caching = (gpu_lane(pack, slots=slots) for slots in (0, 1000))
-    want = cases.spoken(plain, ids, [1])
+    on = ground(pack, 2)
+    plain, caching = (on.lane(slots=slots) for slots in (0, 1000))
+    want = on.said(plain)
     for _ in range(2):
-        cases.bit_equal(cases.spoken(caching, ids, [1]), want)
+        exactness_cases.bit_equal(on.said(caching), want)
         caching.experts.settle()  # as the end of an answer does: plans lag by a window
     assert caching.counters.expert_hits > 0
 
 
 @pytest.mark.slow
-def test_what_feeds_a_prompt_changes_no_bit(pack):
-    cases.whatever_feeds_a_prompt(pack, "cpu", cases.prompt(pack, 7), rings=(2,), rows=6)
+def test_what_feeds_a_prompt_changes_no_bit(pack, monkeypatch):
+    monkeypatch.setattr(exactness_cases, "RINGS", (2,))
+    monkeypatch.setattr(exactness_cases, "CHUNKS", (1,))
+    monkeypatch.setattr(exactness_cases, "CANCELS", (True,))
+    assert int(exactness_cases.prompts(ground(pack, 1, 6)).split()[0]) > 0
 
 
 @pytest.mark.slow
 def test_a_state_goes_through_bytes_to_another_lane(pack):
-    ids = cases.prompt(pack, 45)
-    assert exactness_cases.parked(Ground(pack, "cpu", ids, 42, 64)).endswith("bytes of 43 tokens")
+    assert exactness_states.parked(ground(pack, 3, 42)).endswith("bytes of 43 tokens")
 
 
 @pytest.mark.slow
 def test_what_rejected_rows_held_changes_no_bit(pack, monkeypatch):
     """From an open block into the next one, beyond what is read."""
     monkeypatch.setattr(exactness_cases, "TRIALS", [(3, 1)])
-    ids = cases.prompt(pack, 44)
-    assert exactness_cases.rejected(Ground(pack, "cpu", ids, 41, 64)) == "2 rows"
+    assert exactness_cases.rejected(ground(pack, 3, 41)) == "2 rows"
 
 
 @pytest.mark.slow
@@ -134,7 +140,7 @@ def test_a_prompt_then_windows_then_a_settled_state(pack):
 
 
 def test_greedy_rows_come_as_ids(pack):
-    cases.greatest_alone(pack, "cpu", cases.prompt(pack, cases.PROMPT + 4))
+    exactness_states.ids_alone(ground(pack, 4))
 
 
 @pytest.mark.slow
@@ -142,14 +148,13 @@ def test_the_demo_model():
     """A row of the exactness table at its sizes: keys and values of two, an odd low rank, its own experts."""
     with Pack.open(DEMO) as pack:
         wide_tiles(pack.manifest.experts.layout)
-        assert "0 other ids" in MARGINS["lane on the CPU"](exactness.ground(pack, "cpu")[0])
+        assert "0 other ids" in exactness_margins.against_the_cpu(exactness.ground(pack, "cpu")[0])
 
 
 def test_matrices_in_bf16(pack):
     """As on a GPU; the interpreter cuts bf16 off where a GPU rounds, so twice its error is allowed."""
-    ids = cases.prompt(pack, cases.PROMPT + 1)
-    got = cases.spoken(gpu_lane(pack, dtype=torch.bfloat16), ids)
-    apart(got, cases.spoken(cpu_lane(pack), ids), Tolerance(2 * BF16, 2 * BF16))
+    on = ground(pack, 1)
+    apart(on.said(gpu_lane(pack, dtype=torch.bfloat16)), on.said(on.cpu()), Tolerance(2 * BF16, 2 * BF16))
 
 
 def test_what_is_no_window(pack):
@@ -167,7 +172,7 @@ def test_what_is_no_window(pack):
 def test_another_tenant_finds_nothing(pack, monkeypatch):
     lane, erased = gpu_lane(pack), []
     monkeypatch.setattr(type(lane.model._host), "erase", lambda host: erased.append(host))
-    slot = lane.begin(cases.prompt(pack, 3))
+    slot = lane.begin([7, 8, 9])
     first = lane.windows([5], slot, [1])
     lane.model.erase()
     lane.experts.erase()

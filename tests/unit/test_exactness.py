@@ -1,8 +1,6 @@
 """The exactness command: on what it runs."""
 
 from bench import exactness
-from bench.exactness_cases import BITS, FAILURES
-from bench.exactness_margins import MARGINS
 from shared_experts.pack import Pack
 from tests.fakes.processes import tiny_pack
 
@@ -15,6 +13,6 @@ def test_an_end_of_sequence_stands_among_what_windows_read(tmp_path):
 
 
 def test_every_row_has_a_name_of_its_own():
-    names = [*BITS, *MARGINS, *FAILURES]
+    names = [name for rows in exactness.TABLE.values() for name in rows]
     assert len(set(names)) == len(names)
     assert all(any(word in name for name in names) for word in exactness.INTERPRETED)
