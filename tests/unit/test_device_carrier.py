@@ -280,3 +280,64 @@ def test_threads_run_where_they_may_when_their_cores_are_gone(lane):
     a.turn(ids(100), [1])
     a.settle()
     assert a.counters.parks == 1
+
+
+def test_checkpoints_are_on_their_way_before_pages_and_beside_each_other(lane, monkeypatch):
+    a, sent = lane(), []
+    a.turn(ids(100), [1], marks=(30, 60), beside=False)
+    real = a.carrier.out
+
+    def out(memory, parts, places, *, hurry):
+        sent.append(type(parts[0]))
+        return real(memory, parts, places, hurry=hurry)
+
+    monkeypatch.setattr(a.carrier, "out", out)
+    gate, by_hand, begun = threading.Event(), carriers._by_hand, threading.Semaphore(0)
+    monkeypatch.setattr(carriers, "_by_hand", lambda *given: (begun.release(), gate.wait(60), by_hand(*given))[2])
+    for _ in range(20):
+        assert a.held.idle(), "a step does not wait for what is under way"
+    assert begun.acquire(timeout=60)
+    assert begun.acquire(timeout=60), "two at once"
+    gate.set()
+    a.settle()
+    assert a.counters.parks == 1
+    assert sent[:4] == [Fixed] * 4, "three of the prompt, and where it ends"
+    assert set(sent[4:-1]) == {Rows}
+    assert sent[-1] is Fixed, "the header"
+    assert lane().turn([*ids(100), 1, 5], [6]) == 101
+
+
+def test_what_a_slow_thread_has_not_come_to_is_taken_by_quick_ones(lane):
+    a = lane()
+    a.turn(ids(100), [1], marks=(30, 60), beside=False)
+    a.turn(ids(30, seed=1), [2], beside=False)  # the first one left its seat
+    gate, busy = threading.Event(), threading.Event()
+    a.carrier._slow.submit(lambda: (busy.set(), gate.wait(60)))
+    assert busy.wait(60)
+    for _ in range(5):
+        assert a.held.background(1 << 30), "beside windows it waits for its thread"
+    assert a.counters.parks == 0
+    a.settle()
+    assert a.counters.parks == 1, "once nothing runs, others do it"
+    gate.set()
+    assert lane().turn([*ids(100), 1, 5], [6]) == 101
+
+
+def test_the_pool_is_taken_and_registered_before_it_is_needed(lane, monkeypatch):
+    a, populated = lane(), []
+    monkeypatch.setattr(ParkMemory, "populate", lambda self, offset, size: populated.append((offset, size)))
+    a.park.ready()
+    pieces = [(at, 4096) for at in range(0, 64 << 10, 4096)]
+    assert populated == pieces, "as far ahead as it was told"
+    at = a.park._client.memory.address
+    assert [(address - at, size) for address, size, _ in a.driver.registered] == pieces
+    a.turn(ids(100), [1])
+    a.settle()
+    assert a.counters.parks == 1
+
+
+def test_a_lane_whose_owner_is_away_starts_all_the_same(tmp_path):
+    a = SeatedLane(tmp_path / "none.sock", carried=True)
+    a.park.ready()
+    assert a.driver.registered == []
+    a.close()
