@@ -58,10 +58,11 @@ class Arena:
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, self.size_bytes)]  # (first, end), ascending, never adjacent
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
-        weakref.finalize(self, self._work.put, None).atexit = False  # who forgets to close it leaves no thread
         mine = (self._work, self._bytes, weakref.WeakMethod(self._give))
         self._thread = threading.Thread(target=_run, args=mine, name="state-arena", daemon=True)
         self._thread.start()
+        left = (self._work, self._thread, registered, self._bytes)
+        weakref.finalize(self, _forgotten, *left).atexit = False
 
     @property
     def free_bytes(self) -> int:
@@ -128,6 +129,19 @@ class Arena:
                 at -= 1
                 first = self._free.pop(at)[0]
             self._free.insert(at, (first, end))
+
+
+def _forgotten(
+    work: queue.SimpleQueue[_Work], thread: threading.Thread, registered: Registered | None,
+    memory: npt.NDArray[np.uint8],
+) -> None:  # fmt: skip
+    """Who forgets to close an arena leaves no thread, and no registration of memory that goes: whatever came to lie at
+    its addresses would be copied to the device from the pages that were there before."""
+    work.put(None)
+    if thread is not threading.current_thread():
+        thread.join()  # which awaits copies that are under way
+    if registered is not None:
+        registered.drop(memory.ctypes.data)
 
 
 def _require(size_bytes: int) -> None:

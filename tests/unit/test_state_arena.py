@@ -1,6 +1,7 @@
 """The arena: places that never overlap, are zero when they are given out, and come back when nothing refers to them."""
 
 import errno
+import gc
 import mmap
 import random
 import threading
@@ -95,6 +96,20 @@ def test_memory_that_a_driver_refuses_is_as_good(code):
     assert arena.allocate((16,), torch.uint8) in arena
     arena.close()
     assert code or driver.registered == []
+
+
+def test_a_forgotten_one_leaves_no_registration_and_no_thread():
+    """Else the driver would copy from its old pages whatever came to lie at its addresses."""
+    driver = Driver()
+    arena = Arena(1 << 16, Registered(load=lambda name: driver))
+    thread, kept = arena._thread, arena.allocate((8,), torch.float32)
+    assert arena.pinned
+    assert driver.registered
+    del arena
+    gc.collect()
+    assert not driver.registered
+    assert not thread.is_alive()
+    assert not kept.any(), "a tensor that outlives it is plain memory"
 
 
 def test_without_a_driver_nothing_is_registered():
