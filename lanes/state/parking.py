@@ -30,7 +30,7 @@ from lanes.state.carrier import Carrier, Fixed, Job, Part, Rows, Segments
 from lanes.state.errors import SnapshotRefused
 from lanes.state.mirror import ParkMirror
 from lanes.state.resident import Resident
-from lanes.state.reuse import Ids
+from lanes.state.reuse import Ids, most_useful
 from lanes.state.snapshot import Header, Identity, SavedMark
 from shared_experts.errors import ParkError
 from shared_experts.park_client import ParkClient, Parked
@@ -63,13 +63,21 @@ class Parking:
 
     def wants(self, resident: Resident, *, leaving: bool = False) -> bool:
         """Whether to park this conversation. One that the pool has dropped again is parked anew only when it leaves."""
-        if resident.length < limits.LEAST_PARKED_TOKENS or not self._usable():
+        if resident.length < limits.LEAST_PARKED_TOKENS or not self._usable() or not self._places(resident):
             return False
         generation, number = resident.parked_as
         there = self._client is None or generation == self._client.generation
         if leaving:
             there = there and resident.parked <= self.mirror.tokens(number)
         return not there or resident.parked < resident.length
+
+    def _places(self, resident: Resident) -> int:
+        """In how many places it could be taken up, had it seven parts in eight of the pool; 0: it is too large."""
+        memory = self._client.memory if self._client is not None else None
+        if memory is None:
+            return snapshot.MOST_MARKS
+        shape = resident.state.shape
+        return max(0, memory.total_bytes * 7 // 8 - shape.growing_bytes(resident.length)) // max(1, shape.fixed_bytes())
 
     @property
     def under_way(self) -> Resident | None:
@@ -158,10 +166,13 @@ class Parking:
         jobs: list[tuple[int, Job]] = []
         own = min(resident.checkpoints, default=tokens)
         inherited = [one for one in resident.inherited if one[0] < own]  # all are, unless one was thinned out
-        for position, waiting, digest in [*inherited[:1], *inherited[1:][-limits.MOST_INHERITED :]]:
-            if client.lease(tenant, [(digest, 0)]) == [True]:
+        inherited = [*inherited[:1], *inherited[1:][-limits.MOST_INHERITED :]]
+        every = {*(position for position, _, _ in inherited), *resident.checkpoints, tokens}
+        chosen = most_useful(every, self._places(resident))
+        for position, waiting, digest in inherited:
+            if position in chosen and client.lease(tenant, [(digest, 0)]) == [True]:
                 marks.append(SavedMark(position, waiting, digest))
-        for position in sorted({*resident.checkpoints, tokens}):
+        for position in (one for one in chosen if one >= own):
             checkpoint = resident.checkpoints.get(position)
             if checkpoint is None and position != tokens:  # it gave way between two steps, and was zeroed
                 continue

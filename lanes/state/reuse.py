@@ -62,3 +62,11 @@ def least_missed(positions: Sequence[int]) -> int:
     """Which of these checkpoints costs the fewest tokens to read again when it is gone."""
     before = dict(zip(positions, (0, *positions), strict=False))
     return min(positions, key=lambda position: (position - before[position], position))
+
+
+def most_useful(positions: Iterable[int], most: int) -> list[int]:
+    """At most that many of these, ascending: the last one, and those whose loss would cost the most tokens."""
+    kept = sorted(positions)
+    while len(kept) > max(1, most):
+        kept.remove(least_missed(kept[:-1]))
+    return kept

@@ -15,6 +15,7 @@ from lanes.state.parking import Parking
 from lanes.state.pool import StatePool
 from lanes.state.prefixes import Place
 from lanes.state.snapshot import Identity
+from shared_experts.layout import align
 from shared_experts.park_server import ParkServer
 from tests.fakes.states import SHAPE, fresh, same
 from tests.unit.test_conversations import feed, turn
@@ -212,6 +213,22 @@ def test_a_new_owner_begins_with_an_empty_pool(lane, clock, pool, tmp_path):
         settle(a)
         assert a.counters.parks == 2, "what waits in a lane is parked again"
         assert turn(lane(), [*ids(100), 3]) == 100
+
+
+@pytest.mark.parametrize(("extra_bytes", "places"), [(0, 1), (-16, 0), (SHAPE.fixed_bytes(), 2), (1 << 20, 4)])
+def test_of_a_small_pool_it_takes_the_end_first_and_nothing_where_it_is_too_large(tmp_path, extra_bytes, places):
+    """Whoever is too large for the pool would drive out everybody else, and fail."""
+    needed_bytes = SHAPE.growing_bytes(200) + SHAPE.fixed_bytes() + extra_bytes
+    with ParkServer(tmp_path / "small.sock", align(-(-needed_bytes * 8 // 7), 8), segment_bytes=8) as server:
+        park = Parking(server.path, IDENTITY, Counters(), clock=Clock())
+        held = Conversations(StatePool(SHAPE, SHAPE.bytes(4000)), Counters(), park)
+        park.poll()
+        begun = turn(held, ids(200), marks=(50, 100, 150))
+        settle(held)
+        assert begun == 0
+        told = [len(entry.marks) for entry in server.index.changes(0).entries]
+        assert told == ([places] if places else [])
+        park.close()
 
 
 def test_a_pool_without_room_is_left_alone(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanes.state.reuse import common_prefix, least_missed, marks, parts
+from lanes.state.reuse import common_prefix, least_missed, marks, most_useful, parts
 
 IDS = st.lists(st.integers(0, 2), max_size=20)
 
@@ -52,3 +52,11 @@ def test_the_checkpoint_that_saves_least_gives_way():
     assert least_missed([4096, 8192, 8200, 12288]) == 8200
     assert least_missed([25_000, 26_000, 27_500]) == 26_000
     assert least_missed([5]) == 5
+
+
+def test_what_is_most_useful_keeps_the_last_and_what_is_far_apart():
+    positions = [4096, 8192, 8200, 12288, 12300]
+    assert most_useful(reversed(positions), 9) == positions
+    assert most_useful(positions, 4) == [4096, 8192, 12288, 12300]
+    assert most_useful(positions, 2) == [8192, 12300]
+    assert most_useful(positions, 1) == most_useful(positions, 0) == [12300]
