@@ -195,6 +195,7 @@ def once(a: Lane, b: Lane, tokens: int, first: int) -> dict[str, float]:
     assert equal(state, back, len(longer)), "other bits came back to the seat"
     found |= a.turn_to([first % 50_000] * 100, 400)
     assert equal(state, back, len(longer)), "other bits left the seat"
+    a.settle()
     a.read([n + 7 for n in prompt], room, range(tokens // 6, tokens - 5, tokens // 6))
     found["park_marked"] = a.settle()
     return found
