@@ -112,6 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds = time.perf_counter() - began
         results[name] = {"held": held, "found": text, "seconds": round(seconds, 1)}
         print(f"{'held  ' if held else 'FAILED'} {name:32} {seconds:5.1f} s  {text}", flush=True)
+        if options.out is not None:  # a later row may hang until the time is up
+            options.out.write_text(json.dumps({"unfinished": results}))
 
     if options.device == "cuda":
         tell("start", lambda: str(cuda.start()))

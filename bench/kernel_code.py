@@ -81,15 +81,15 @@ class _Device:
         return 0
 
 
-def compiled(call: Any) -> dict[str, dict[str, int]]:
-    """Figures of every kernel that `call` would launch; nothing runs."""
+def compiled(call: Any, look: Callable[[Any], Any] | None = None) -> dict[str, Any]:
+    """Figures of every kernel that `call` would launch, or what `look` finds; nothing runs."""
     driver.set_active(_Device())
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, Any] = {}
     run = JITFunction.run
 
     def only_compile(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
-        found[self.fn.__name__.strip("_")] = figures(kernel)
+        found[self.fn.__name__.strip("_")] = (look or figures)(kernel)
         return kernel
 
     JITFunction.run = only_compile
@@ -156,20 +156,23 @@ def launch_experts(format: str, rows: int) -> None:
 
 def launch_grouped(format: str, rows: int) -> None:
     """One layer's routed experts of a prompt's chunk of `rows`, at the true sizes."""
-    layout = RecordLayout.of(EXPERT_FORMATS[format], HIDDEN, INNER)
-    pairs = rows * CHOSEN
+    grouped_of(RecordLayout.of(EXPERT_FORMATS[format], HIDDEN, INNER), EXPERTS, CHOSEN, rows)
 
-    sizes = (rows, HIDDEN // layout.format.group)
+
+def grouped_of(layout: RecordLayout, count: int, chosen: int, rows: int) -> None:
+    """The same of `count` experts of any sizes."""
+    pairs, hidden = rows * chosen, layout.hidden
+    sizes = (rows, hidden // layout.format.group)
     x = experts.QuantisedRows(
-        torch.empty((rows, HIDDEN), dtype=torch.int8), torch.empty(sizes), torch.empty(sizes, dtype=torch.int32)
+        torch.empty((rows, hidden), dtype=torch.int8), torch.empty(sizes), torch.empty(sizes, dtype=torch.int32)
     )
-    addresses, none = torch.empty(EXPERTS, dtype=torch.int64), np.zeros(1, np.int64)
-    asked = grouped.ask(torch.empty((rows, CHOSEN), dtype=torch.int32), EXPERTS)
+    addresses, none = torch.empty(count, dtype=torch.int64), np.zeros(1, np.int64)
+    asked = grouped.ask(torch.zeros((rows, chosen), dtype=torch.int32), count)
     groups = places.Groups(asked.pair, asked.place, asked.tiles, asked.tile_rows, none, none)
-    experts.quantise_rows(torch.empty(rows, HIDDEN), x, layout.format.group)
+    experts.quantise_rows(torch.empty(rows, hidden), x, layout.format.group)
     grouped.run(
-        layout, addresses, groups, places.Batch(0, len(asked.tiles), 0, pairs), x, torch.empty(rows, CHOSEN),
-        grouped.Scratch.of(layout, pairs, EXPERTS, "cpu"), torch.empty(rows, HIDDEN),
+        layout, addresses, groups, places.Batch(0, len(asked.tiles), 0, pairs), x, torch.empty(rows, chosen),
+        grouped.Scratch.of(layout, pairs, count, "cpu"), torch.empty(rows, hidden),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +56,19 @@ def test_the_grouped_kernels_reach_the_tensor_cores_without_spills(tmp_path):
         assert figures["stack_bytes"] <= (384 if name in ("gate_up", "down") else 0), (name, figures)
     assert kernels["gate_up"]["tensor_core_dots"] > 0
     assert kernels["down"]["tensor_core_dots"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_kernel_of_the_demo_models_lane_compiles(tmp_path):
+    """Its sizes are no others': two of a head, a low rank of 16, experts of one group."""
+    pack = Path(__file__).parents[3] / "deploy/demo_model/pack"
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.pack_code", str(pack), "--rows", "2,3"], capture_output=True, text=True,
+        timeout=800, env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])["shared_bytes"]
+    window = {"fetch", "lower", "two_products", "prepare", "rule", "finish", "product_into", "leave", "best", "score"}
+    assert window | {"gate_up", "down", "add", "attend_rows", "squash"} <= set(found)
+    assert max(found.values()) <= 99 << 10

@@ -11,6 +11,7 @@ from typing import Self
 import torch
 
 from lanes.kernels import products
+from lanes.kernels.arithmetic import INTERPRETED
 from lanes.kernels.products import FEW_ROWS
 from lanes.models.ops import product
 from lanes.models.qwen4_exp.spec import Spec
@@ -73,27 +74,31 @@ def multiply(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
     For one or two rows by our own kernel, which begins to read the matrix while the launch in front still runs; of the
     largest matrices cuBLAS reads as fast as memory gives.
     """
-    if not matrix.is_cuda:
-        out.copy_(product(x, matrix))
-    elif len(x) <= FEW_ROWS and len(matrix) <= MOST_OUTPUTS and matrix.dtype != torch.float32:
+    if _few(x, matrix) and len(matrix) <= MOST_OUTPUTS:
         products.product(x, matrix, out)
+    elif not matrix.is_cuda:
+        out.copy_(product(x, matrix))
     elif matrix.dtype == torch.float32:
         torch.mm(x, matrix.t(), out=out)
     else:
         torch.mm(x, matrix.t(), out_dtype=torch.float32, out=out)
 
 
+def _few(x: torch.Tensor, matrix: torch.Tensor) -> bool:
+    """Whether our own products are for them; the interpreter takes its time, and has none of bf16."""
+    return len(x) <= FEW_ROWS and matrix.dtype != torch.float32 and not INTERPRETED
+
+
 def leave_block(x: torch.Tensor, matrix: torch.Tensor, a: Activations, bias: torch.Tensor | None = None) -> None:
     """A block's result, x [R, D] times matrix [H, D] transposed as `multiply` has it, + bias fp32 [H]: of few rows into
     the streams, else to `a.result`."""
-    few = len(x) <= FEW_ROWS
-    if few and matrix.is_cuda and bias is None and matrix.dtype != torch.float32:
+    if _few(x, matrix) and bias is None:
         products.product_into(x, matrix, a.injection, a.x)
         return
     multiply(x, matrix, a.result)
     if bias is not None:
         a.result.add_(bias)
-    if few:
+    if len(x) <= FEW_ROWS:
         a.x.addcmul_(a.injection[:, :, None], a.result[:, None, :])
 
 
