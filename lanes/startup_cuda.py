@@ -41,7 +41,7 @@ from lanes.models import load_model
 from lanes.models.load import DTYPES, dense_bytes
 from lanes.models.near import Near
 from lanes.models.qwen4_exp.gpu.model import GpuQwen4Exp
-from lanes.models.qwen4_exp.gpu.served import check_served
+from lanes.models.qwen4_exp.gpu.served import check_served, on_this_gpu
 from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.pace import FEW_ROWS, MANY_ROWS, pace_of, timed
@@ -108,7 +108,8 @@ def cuda_parts(opened: Opened) -> Parts:
     arena, side = _arena(opened, budget_bytes), Side(device.device)
     staging = Staging(side, staging_bytes)
     host = PinnedHost(arena, side, staging)
-    model = GpuQwen4Exp(inner, experts, context_tokens, host=host)
+    with on_this_gpu():
+        model = GpuQwen4Exp(inner, experts, context_tokens, host=host)
     pins, cores = PoolPins(Registered()), config.cores if config.pinned else ()
     carrier = DeviceCarrier(side, staging, pins, seat=model.take_seat, stays=arena.__contains__, cores=cores)
     opened.stack.callback(carrier.close)

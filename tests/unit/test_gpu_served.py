@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from triton.runtime.errors import OutOfResources
 
 from bench.synthetic.shape import SHAPES
 from bench.tiny_model import TinyConfig
@@ -64,3 +65,8 @@ def test_a_context_with_more_candidates_than_are_looked_through():
     check_served(spec(index_budget_tokens=2048, index_block_tokens=4), info(), tokens)
     with pytest.raises(StartError, match="--context"):
         check_served(spec(index_budget_tokens=2048, index_block_tokens=4), info(), tokens + 4)
+
+
+def test_a_gpu_whose_multiprocessors_are_too_small():
+    with pytest.raises(StartError, match=r"shared memory.*\(196608, 101376 are there\)"), served.on_this_gpu():
+        raise OutOfResources(196_608, 101_376, "shared memory")

@@ -6,6 +6,11 @@ cannot do without (powers of two, a table's width) is refused as well. A lane on
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
+from triton.runtime.errors import OutOfResources
+
 from lanes.errors import StartError
 from lanes.kernels import index
 from lanes.kernels.jobs import MOST_EXPERTS
@@ -16,6 +21,18 @@ MOST_HEAD = 256  # dimensions, of any kind of head
 MOST_GROUP = 64  # query heads of one key/value head
 MOST_INDEX_HEADS = 64
 MOST_READ_TOKENS = 32_768  # the indexer's budget
+
+
+@contextlib.contextmanager
+def on_this_gpu() -> Iterator[None]:
+    """While windows are made: StartError where a program of one needs more than this GPU's multiprocessors have."""
+    try:
+        yield
+    except OutOfResources as error:
+        raise StartError(
+            f"--device cuda: a kernel of this model needs more {error.name} than this GPU has "
+            f"({error.required}, {error.limit} are there); a pack with dense weights in bf16 needs half"
+        ) from error
 
 
 def check_served(spec: Spec, info: ExpertsInfo, context_tokens: int) -> None:
