@@ -1,9 +1,11 @@
 """Products of a window's few rows with a matrix: bound by reading the matrix once, so what follows can ride along.
 
 A program takes some of the matrix's rows and reads all their columns; every row of the window is multiplied with what
-was read. The input is rounded to the matrix's type, as lanes.models.ops.product does; products and sums are fp32. For
-windows of more rows, and where nothing is fused, cuBLAS does the same. An input that has the matrix's type already
-costs least: an element is then loaded by the thread that multiplies it.
+was read. The input is rounded to the matrix's type, as lanes.models.ops.product does; products and sums are fp32. An
+input that has the matrix's type already costs least: an element is then loaded by the thread that multiplies it.
+
+Two rows and more of a tall matrix are the tensor cores' (`tensor_dots`): eight rows cost them what one does, and sums
+take no registers. One row, and matrices of too few programs, are faster by threads; else cuBLAS does the same.
 
 `dots` and `tile` are for kernels with something to add to a product (stream, shared); `begin`, `rest` and `deep` are
 the same for matrices of which all programs fit at once, where few rows leave registers for more loads.
@@ -26,6 +28,9 @@ from lanes.kernels.arithmetic import INTERPRETED
 MOST_ROWS = 4
 FEW_ROWS = 2  # up to here our products are faster than the library's, and launches do more at once (bench.gpu_kernels)
 PROGRAMS = 160  # at least, where the matrix has as many rows: a few more than there are multiprocessors
+TALL = 4096  # rows of a matrix whose programs of tensor cores are enough for the chip
+SLICES, LONGEST_STEP, STAGES = 4, 128, 3  # of tensor cores: warps, columns of a step, steps on their way with this one
+_SLICES, _STAGES, _M = tl.constexpr(SLICES), tl.constexpr(STAGES), tl.constexpr(8)  # M: rows that they take
 _MOST_SUMS = 128  # of one thread, in registers
 _MOST_INTERPRETED = 64
 
@@ -39,6 +44,28 @@ class Tile:
     padded: int  # M
     warps: int
     side: int = 1  # rows that threads take side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """How tensor cores go through a matrix: every warp has its own slice of the columns, which come step by step."""
+
+    rows: int  # N
+    step: int
+
+
+def slices(matrix: torch.Tensor, rows: int) -> Slices | None:
+    """None where tensor cores are not for it: one row, a low matrix, fp32, or columns that do not divide."""
+    columns, rest = divmod(matrix.shape[1], SLICES)
+    step = min(LONGEST_STEP, columns & -columns)  # the greatest power of two that divides a slice
+    if not 1 < rows <= MOST_ROWS or matrix.shape[0] < TALL or matrix.dtype == torch.float32 or rest or step < 16:
+        return None
+    return Slices(64 if INTERPRETED else 16, step)
+
+
+def serves(matrix: torch.Tensor, rows: int) -> bool:
+    """Whether `product` is what such a matrix and so many rows are multiplied by; else cuBLAS."""
+    return (rows <= FEW_ROWS and matrix.dtype != torch.float32) or slices(matrix, rows) is not None
 
 
 def tile(matrix: torch.Tensor, rows: int, *, outputs: int | None = None, warps: int | None = None) -> Tile:
@@ -70,6 +97,12 @@ def deep(matrix: torch.Tensor, rows: int, *, outputs: int | None = None) -> Tile
 
 def product(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
     """out fp32 [R, N'] = x [R, D] times matrix [N', D] transposed; rows of x and out any distance apart."""
+    if cut := slices(matrix, x.shape[0]):
+        _tensor_product[(triton.cdiv(matrix.shape[0], cut.rows),)](
+            x, x.stride(0), matrix, out, out.stride(0), R=x.shape[0], ROWS=matrix.shape[0], N=cut.rows,
+            D=matrix.shape[1], STEP=cut.step, num_warps=SLICES, **early.options(),
+        )  # fmt: skip
+        return
     t = tile(matrix, x.shape[0])
     _product[(triton.cdiv(matrix.shape[0], t.rows),)](
         x, x.stride(0), matrix, out, out.stride(0), R=x.shape[0], M=t.padded, ROWS=matrix.shape[0], N=t.rows,
@@ -91,6 +124,14 @@ def two_products(
     other_out: torch.Tensor,
 ) -> None:  # fmt: skip
     """`product` twice in one launch: x and other_x are the same numbers, each best in the type of its matrix."""
+    if cut := slices(matrix, x.shape[0]):
+        o = tile(other, x.shape[0], warps=SLICES)
+        _tensor_two_products[(triton.cdiv(other.shape[0], o.rows) + triton.cdiv(matrix.shape[0], cut.rows),)](
+            x, x.stride(0), matrix, out, out.stride(0), other_x, other_x.stride(0), other, other_out,
+            other_out.stride(0), R=x.shape[0], M=o.padded, ROWS=matrix.shape[0], N=cut.rows, STEP=cut.step,
+            OTHER=other.shape[0], ON=o.rows, OSTEP=o.step, D=matrix.shape[1], num_warps=SLICES, **early.options(),
+        )  # fmt: skip
+        return
     t = tile(matrix, x.shape[0])
     o = tile(other, x.shape[0], warps=t.warps)
     _two_products[(triton.cdiv(other.shape[0], o.rows) + triton.cdiv(matrix.shape[0], t.rows),)](
@@ -138,6 +179,31 @@ def _two_products(
 
 
 @triton.jit
+def _tensor_product(
+    x, x_row, matrix, out, out_row, R: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+    STEP: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * N + tl.arange(0, N)
+    write(out, out_row, n, tensor_dots(x, x_row, matrix, n, ROWS, R, D, STEP, EARLY), ROWS, R, _M)
+
+
+@triton.jit
+def _tensor_two_products(
+    x, x_row, matrix, out, out_row, other_x, other_x_row, other, other_out, other_row, R: tl.constexpr, M: tl.constexpr,
+    ROWS: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, OTHER: tl.constexpr, ON: tl.constexpr,
+    OSTEP: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    OTHERS: tl.constexpr = (OTHER + ON - 1) // ON
+    program = tl.program_id(0)
+    if program < OTHERS:
+        o = program * ON + tl.arange(0, ON)
+        write(other_out, other_row, o, dots(other_x, other_x_row, other, o, OTHER, R, M, D, OSTEP, EARLY), OTHER, R, M)
+    else:
+        n = (program - OTHERS) * N + tl.arange(0, N)
+        write(out, out_row, n, tensor_dots(x, x_row, matrix, n, ROWS, R, D, STEP, EARLY), ROWS, R, _M)
+
+
+@triton.jit
 def inject(x, injection, n, values, H: tl.constexpr, S: tl.constexpr, R: tl.constexpr, M: tl.constexpr):
     """x[r, s, n] += injection[r, s] * values [M, N]: of what a program's columns are, nobody else reads or writes."""
     m = tl.arange(0, M)
@@ -178,6 +244,28 @@ def dots(
         total += value.to(w.dtype).to(tl.float32) * w.to(tl.float32)
         w = following
     return tl.sum(total, axis=2)
+
+
+@triton.jit
+def tensor_dots(
+    x, x_row, matrix, n, ROWS: tl.constexpr, R: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """`dots` by tensor cores: fp32 [M, N] with M = 8. A warp has a slice of the columns; steps come by way of shared
+    memory, and all rows of the matrix are sent for to the L2 cache before `behind` is said."""
+    SPAN: tl.constexpr = D // _SLICES
+    early.ahead(matrix, n, ROWS, D, EARLY)
+    early.behind(EARLY)
+    d = tl.arange(0, _SLICES)[:, None, None] * SPAN + tl.arange(0, STEP)[None, None, :]
+    m = tl.arange(0, _M)[None, :, None]
+    w_at, x_at = matrix + n.to(tl.int64)[None, :, None] * D + d, x + m * x_row + d
+    total = tl.zeros((_SLICES, n.shape[0], _M), tl.float32)
+    for first in tl.range(0, SPAN, STEP, num_stages=_STAGES):
+        w = tl.load(w_at + first, mask=(n < ROWS)[None, :, None], other=0.0)  # [SLICES, N, STEP]
+        value = tl.load(x_at + first, mask=m < R, other=0.0).to(w.dtype)  # [SLICES, M, STEP]
+        if INTERPRETED:  # it cannot multiply bf16, whose products fp32 holds exactly
+            w, value = w.to(tl.float32), value.to(tl.float32)
+        total = tl.dot(w, tl.permute(value, (0, 2, 1)), total, input_precision="ieee")
+    return tl.trans(tl.sum(total, axis=0))
 
 
 @triton.jit

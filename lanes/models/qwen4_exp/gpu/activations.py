@@ -71,10 +71,10 @@ class Activations(Narrowing):
 def multiply(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
     """out fp32 [R, N] = x [R, D], of the matrix's type, times matrix [N, D] transposed: `lanes.models.ops.product`.
 
-    For one or two rows by our own kernel, which begins to read the matrix while the launch in front still runs; of the
-    largest matrices cuBLAS reads as fast as memory gives.
+    Where it is faster by our own kernel, which begins to read the matrix while the launch in front still runs; of the
+    largest matrices cuBLAS reads as fast as memory gives. The interpreter takes its time, and has none of bf16.
     """
-    if _few(x, matrix) and len(matrix) <= MOST_OUTPUTS:
+    if len(matrix) <= MOST_OUTPUTS and products.serves(matrix, len(x)) and not INTERPRETED:
         products.product(x, matrix, out)
     elif not matrix.is_cuda:
         out.copy_(product(x, matrix))
@@ -85,7 +85,7 @@ def multiply(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _few(x: torch.Tensor, matrix: torch.Tensor) -> bool:
-    """Whether our own products are for them; the interpreter takes its time, and has none of bf16."""
+    """Whether a result can go into the streams as it is computed."""
     return len(x) <= FEW_ROWS and matrix.dtype != torch.float32 and not INTERPRETED
 
 
