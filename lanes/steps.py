@@ -160,7 +160,7 @@ class Steps:
         try:
             emitted = self._emit(generation, answer, drafting, sending, logits, ())
             while not emitted.reason:
-                if not self.alone or self._drafter.most:  # another's step, or a draft, comes before the window
+                if not self.alone:  # another's step comes before the window
                     sending.send()
                 yield
                 emitted = self._round(generation, slot, answer, drafting, sending)
@@ -175,7 +175,8 @@ class Steps:
         clock = self._drafter.clock  # what drafts cost and bring is told by one clock
         began_ns = clock()
         place = answer.position - 1  # of the last token, which is not in the state yet
-        proposal = drafting.propose(slot, answer.last, place, answer.left - 1)  # at least one token is no draft
+        most = answer.left - 1  # at least one token is no draft
+        proposal = drafting.propose(slot, answer.last, place, most, sending.send)
         rows, trial = [answer.last, *proposal.ids], bool(proposal.ids)
         asked_ns = clock()
         window = Window.of_sequence(rows, place, slot, logits="all", trial=trial, best=answer.greedy)

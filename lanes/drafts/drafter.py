@@ -22,6 +22,7 @@ from lanes.drafts.policy import Beliefs, Round
 from lanes.drafts.proposal import NOTHING, Proposal
 from lanes.request import Request
 from lanes.runner import Likeliest, Row
+from lanes.window import nothing
 
 LayerGuess = Callable[[int, int, int, bool], "Row | Likeliest | None"]  # (slot, token, number, best): `Runner.guess`
 
@@ -56,11 +57,16 @@ class Drafting:
         if self.lookup is not None:
             self.lookup.add(token)
 
-    def propose(self, slot: int, token: int, position: int, most: int) -> Proposal:
-        """Drafts after `token`, the answer's last, which stands at `position` and has been told to `add`."""
+    def propose(
+        self, slot: int, token: int, position: int, most: int, before: Callable[[], object] = nothing
+    ) -> Proposal:
+        """Drafts after `token`, the answer's last, which stands at `position` and has been told to `add`.
+
+        `before` is called before a draft layer is asked: what takes time then waits no longer.
+        """
         drafter, began_ns = self.drafter, self.drafter.clock()
         self._guesses = 0
-        proposal = self._proposal(slot, token, position, min(most, drafter.most))
+        proposal = self._proposal(slot, token, position, min(most, drafter.most), before)
         self._draft_ns = drafter.clock() - began_ns
         return proposal
 
@@ -70,7 +76,7 @@ class Drafting:
             done = Round(proposal, self._guesses, self._draft_ns, window_ns, right, checked)
             self.drafter.beliefs = policy.learn(self.drafter.beliefs, done)
 
-    def _proposal(self, slot: int, token: int, position: int, most: int) -> Proposal:
+    def _proposal(self, slot: int, token: int, position: int, most: int, before: Callable[[], object]) -> Proposal:
         beliefs, layer = self.drafter.beliefs, self.drafter.layer
         if most < 1:
             return NOTHING
@@ -84,6 +90,7 @@ class Drafting:
             return NOTHING
         sampling = self.request.sampling
         best = sampling.temperature == 0.0
+        before()
         proposal, self._guesses = chain(
             beliefs, lambda token, number: layer(slot, token, number, best), token, position + 1, sampling, room,
             self.drafter.vocabulary,

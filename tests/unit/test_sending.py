@@ -12,6 +12,7 @@ from lanes.generation import Generation
 from lanes.outbox import Outbox
 from lanes.steps import Steps
 from lanes.watchdog import StepWatch
+from tests.fakes.drafts import convinced
 from tests.fakes.runner import FakeRunner
 from tests.unit.test_engine import Case, expected, request
 
@@ -83,13 +84,17 @@ async def test_a_reader_that_sleeps_gets_what_there_is_room_for(case, monkeypatc
     assert len(case.runner.windows) == 1 + room, "no window for a token that nobody took"
 
 
-@pytest.mark.parametrize(("alone", "most", "waiting"), [(True, 0, 1), (False, 0, 0), (True, 2, 0)])
-async def test_nothing_waits_through_anothers_step_or_a_draft(alone, most, waiting):
-    counters, runner = Counters(), FakeRunner()
-    steps = Steps(
-        runner, counters, StepWatch(), prefill_chunk_rows=4, windows_up_to=0, steered=False, drafter=Drafter(most),
+def steps_of(runner, counters, drafter):
+    return Steps(
+        runner, counters, StepWatch(), prefill_chunk_rows=4, windows_up_to=0, steered=False, drafter=drafter,
         grammars=None, publish=lambda: None,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("alone", "most", "waiting"), [(True, 0, 1), (False, 0, 0), (True, 2, 1)])
+async def test_nothing_waits_through_anothers_step(alone, most, waiting):
+    counters, runner = Counters(), FakeRunner()
+    steps = steps_of(runner, counters, Drafter(most))
     generation = Generation(request(PROMPT, 5), Outbox(asyncio.get_running_loop(), 64))
     running, drawn = steps.of(generation), 0
     next(running)  # the prompt
@@ -100,4 +105,21 @@ async def test_nothing_waits_through_anothers_step_or_a_draft(alone, most, waiti
         assert generation.sent == counters.generated_tokens == drawn - waiting
     running.close()
     assert generation.sent == drawn, "what was drawn is told"
+    assert not runner.open
+
+
+async def test_nothing_waits_while_the_draft_layer_is_asked():
+    counters, runner, told = Counters(), FakeRunner(), []
+
+    def guess(slot, token, number, best):
+        told.append(counters.generated_tokens)
+        return runner.guess(slot, token, number, best)
+
+    steps = steps_of(runner, counters, Drafter(1, guess, beliefs=convinced()))
+    generation = Generation(request(PROMPT, 9), Outbox(asyncio.get_running_loop(), 64))
+    running = steps.of(generation)
+    for _ in running:
+        pass
+    assert told[:2] == [1, 3], "a token, then one with its draft"
+    assert generation.sent == 9
     assert not runner.open
