@@ -151,7 +151,7 @@ def launch_experts(format: str, rows: int) -> None:
     combine.combine(torch.empty(rows, CHOSEN), y, y, slots, x)
     jobs.jobs(routed.ids, counts.to(torch.int8), counts, work, slots)
     inputs = post.Inputs(counts, counts, torch.empty(rows, HIDDEN))
-    post.post(x, routed.ids, quantised, layout.format.group, counts, 0, inputs)
+    post.post(x, routed.ids, routed.slots, quantised, layout.format.group, counts, 0, inputs)
 
 
 def launch_grouped(format: str, rows: int) -> None:

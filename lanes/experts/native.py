@@ -63,7 +63,7 @@ def native_library() -> ctypes.CDLL:
         library.expert_combine.argtypes = [pointer, i32, i32, i32, pointer, i32, pointer, pointer, pointer]
         library.expert_product.argtypes = [pointer, i32, i32, i32, pointer, pointer, pointer]
         library.expert_read.argtypes = [pointer, pointer, i32, pointer, pointer]
-        library.expert_split.argtypes = [i32, i32, pointer, i32, *[pointer] * 6]
+        library.expert_work.argtypes = [i32, i32, pointer, i32, *[pointer] * 3]
         library.share_block_of.argtypes = [i32, i32, i32, pointer]
         library.share_create.argtypes = [pointer, pointer, pointer, pointer, i32, pointer]
         library.share_arm.argtypes = [pointer, ctypes.c_uint64]

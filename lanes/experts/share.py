@@ -1,7 +1,6 @@
 """The CPU's share of a GPU lane's expert misses (lanes/native/share.h) behind ctypes: a thread, a block of words.
 
-Not here: the GPU's side, which rings the doorbell, and what is split how (split). The tables handed in belong to the
-cache: they may change between windows only, which is when `arm` is called.
+Not here: the GPU's side, which rings the doorbell and says what is whose (split).
 
 Invariant: an error stays. Once `check` has raised, the GPU's waits are released, its window is void, the lane ends.
 
@@ -52,7 +51,7 @@ class Block(ctypes.Structure):
 class _Config(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("layers", "experts", "rows", "chosen")),
-        *((name, ctypes.c_void_p) for name in ("resident", "addresses", "cpu_of_misses")),
+        ("addresses", ctypes.c_void_p),
         ("silence_ns", ctypes.c_int64),
         ("spent", ctypes.c_void_p),
     )
@@ -60,11 +59,9 @@ class _Config(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What both sides decide from; the arrays are read in place."""
+    """What the thread reads and writes in place."""
 
-    resident: npt.NDArray[np.bool_]  # [L, E]
-    addresses: npt.NDArray[np.uint64]  # [L, E], in this process
-    cpu_of_misses: npt.NDArray[np.int32]  # [P + 1]
+    addresses: npt.NDArray[np.uint64]  # [L, E] of the records, in this process
     spent: npt.NDArray[np.int64]  # [P + 1, 2] written by the thread, in windows: see share.h
 
 
@@ -93,12 +90,10 @@ class CpuShare:
         self.block = block_of(kernel, rows, chosen)
         self._native: NativePool = kernel.native()
         self._kept = (kernel, tables, memory)  # the thread reads and writes them
-        layers, experts = tables.resident.shape
+        layers, experts = tables.addresses.shape
         config = _Config(
             layers, experts, rows, chosen,
-            check_array("resident", tables.resident, np.bool_, layers, experts),
             check_array("addresses", tables.addresses, np.uint64, layers, experts),
-            check_array("cpu_of_misses", tables.cpu_of_misses, np.int32, rows * chosen + 1),
             int(silence_s * 1e9),
             check_array("spent", tables.spent, np.int64, rows * chosen + 1, 2),
         )  # fmt: skip

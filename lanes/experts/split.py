@@ -1,8 +1,8 @@
-"""Which missing experts of a layer the CPU takes and which are left to the link: pure, the same on both sides.
+"""Which missing experts of a layer the CPU takes and which are left to the link: pure.
 
 Of a layer's distinct missing experts, ascending, the CPU takes the first `cpu_of_misses[count]`; the GPU reads the
-others over the link. Its twins: expert_split in lanes/native/split.cpp and the route kernel of lanes/kernels. Not here:
-measured rates, the search for a better table.
+others over the link. Its twin: `assign` of lanes.kernels.jobs; the CPU is told (`marked`). Not here: measured rates,
+the search for a better table.
 
 Letters: R rows, K experts per row, P = R * K pairs, E experts of a layer, J experts the CPU takes.
 """
@@ -41,6 +41,12 @@ def split(ids: I32, resident: npt.NDArray[np.bool_], cpu_of_misses: I32) -> Spli
     return Split(
         np.array(taken, np.int32), np.array(offsets, np.int32), np.array(pair_rows, np.int32), slots.reshape(-1)
     )
+
+
+def marked(ids: I32, slots: I32) -> I32:
+    """ids [R, K] as the CPU is told them: those that are not its own as their complement."""
+    told: I32 = np.where(slots.reshape(ids.shape) >= 0, ids, ~ids)
+    return told
 
 
 def cpu_share_table(most: int, link_us: float, cpu_us: float, cpu_start_us: float) -> I32:

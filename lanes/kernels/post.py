@@ -1,8 +1,8 @@
 """A layer's activations, quantised for the GPU's experts and, in the same launch, handed to the host.
 
-The host gets the ids that were chosen (a log that counts and cache policy are made of) and, where the CPU takes a share
-of the misses, all that its thread needs (the block drawn in lanes/native/share.h). Not here: the doorbell, to be rung
-after this launch.
+The host gets the ids that were chosen and whose they are (a log that counts and cache policy are made of) and, where
+the CPU takes a share of the misses, all that its thread needs (the block drawn in lanes/native/share.h). Not here: the
+doorbell, to be rung after this launch.
 
 Letters: R rows (1..4), K experts per row, H hidden, G group.
 """
@@ -29,16 +29,17 @@ class Inputs:
 
 
 def post(
-    x: torch.Tensor, ids: torch.Tensor, rows: QuantisedRows, group: int, log: torch.Tensor, layer: int,
-    inputs: Inputs | None,
+    x: torch.Tensor, ids: torch.Tensor, slots: torch.Tensor, rows: QuantisedRows, group: int, log: torch.Tensor,
+    layer: int, inputs: Inputs | None,
 ) -> None:  # fmt: skip
-    """Fills `rows` from x fp32 [R, H]; ids int32 [R, K] go to log int32 [at least R, K] and to `inputs`."""
+    """Fills `rows` from x fp32 [R, H]. ids int32 [R, K] go to `inputs`, marked by slots int32 [P] (lanes.experts.split,
+    `marked`), and to log int32 [at least R, K]: 2 * id + 1 of the CPU's own, else 2 * id."""
     count, hidden = x.shape
     groups = hidden // group
     none = log
     head, to_ids, to_x = (none, none, none) if inputs is None else (inputs.head, inputs.ids, inputs.x)
     _post[(triton.cdiv(groups, 8), count)](
-        x, ids, rows.q, rows.scale, rows.correction, log, head, to_ids, to_x, layer, GROUPS=groups, G=group,
+        x, ids, slots, rows.q, rows.scale, rows.correction, log, head, to_ids, to_x, layer, GROUPS=groups, G=group,
         K=ids.shape[1], KP=triton.next_power_of_2(ids.shape[1]), SHARED=inputs is not None, num_warps=4,
         enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
@@ -46,7 +47,7 @@ def post(
 
 @triton.jit(do_not_specialize=["layer"])
 def _post(
-    x, ids, q, scale, correction, log, head, to_ids, to_x, layer, GROUPS: tl.constexpr, G: tl.constexpr,
+    x, ids, slots, q, scale, correction, log, head, to_ids, to_x, layer, GROUPS: tl.constexpr, G: tl.constexpr,
     K: tl.constexpr, KP: tl.constexpr, SHARED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     early.behind(EARLY)
@@ -57,9 +58,10 @@ def _post(
     if tl.program_id(0) == 0:
         k = tl.arange(0, KP)
         id = tl.load(ids + row * K + k, mask=k < K, other=0)
-        tl.store(log + row * K + k, id, mask=k < K)
+        cpu = tl.load(slots + row * K + k, mask=k < K, other=-1) >= 0
+        tl.store(log + row * K + k, 2 * id + cpu.to(tl.int32), mask=k < K)
         if SHARED:
-            tl.store(to_ids + row * K + k, id, mask=k < K)
+            tl.store(to_ids + row * K + k, tl.where(cpu, id, -1 - id), mask=k < K)
             if row == 0:
                 tl.store(head, layer)
                 tl.store(head + 1, tl.num_programs(1))

@@ -49,7 +49,7 @@ struct expert_share {
   share_block at;
   uint8_t* block;
   // Scratch of one layer; sized once.
-  std::vector<int32_t> taken, offsets, pair_rows, slots;
+  std::vector<int32_t> taken, offsets, pair_rows;
   std::vector<const uint8_t*> records;
 
   std::atomic<int32_t> state{SHARE_IDLE};
@@ -165,9 +165,8 @@ int32_t expert_share::serve() {
   const int32_t layer = input(at.layer), rows = input(at.rows);
   if (layer < 0 || layer >= config.layers || rows < 1 || rows > config.rows) return end(SHARE_BAD_INPUT), -1;
   const int64_t first = int64_t{layer} * config.experts;
-  const int32_t jobs = expert_split(rows, config.chosen, reinterpret_cast<const int32_t*>(block + at.ids),
-                                    config.experts, config.resident + first, config.cpu_of_misses, taken.data(),
-                                    offsets.data(), pair_rows.data(), slots.data());
+  const int32_t jobs = expert_work(rows, config.chosen, reinterpret_cast<const int32_t*>(block + at.ids),
+                                   config.experts, taken.data(), offsets.data(), pair_rows.data());
   if (jobs < 0) return end(SHARE_BAD_INPUT), -1;
   if (!jobs) return 0;
   for (int32_t j = 0; j < jobs; ++j)
@@ -196,8 +195,7 @@ EXPORT int share_create(expert_pool* pool, const expert_layout* layout, const sh
   *share = nullptr;
   share_block at;
   if (!pool || !valid(layout) || !config || !block || reinterpret_cast<uintptr_t>(block) % 64 || core < -1 ||
-      core >= kMaxCores || config->layers < 1 || config->experts < 1 || !config->resident || !config->addresses ||
-      !config->cpu_of_misses || !config->spent || config->silence_ns < 1 ||
+      core >= kMaxCores || config->layers < 1 || config->experts < 1 || !config->addresses || config->silence_ns < 1 ||
       share_block_of(config->rows, config->chosen, layout->hidden, &at))
     return EXPERT_BAD_ARGUMENT;
   try {
@@ -205,7 +203,7 @@ EXPORT int share_create(expert_pool* pool, const expert_layout* layout, const sh
     auto made = std::unique_ptr<expert_share>(new expert_share);
     made->pool = pool, made->layout = *layout, made->config = *config, made->at = at, made->block = block;
     made->taken.resize(pairs), made->offsets.resize(pairs + 1), made->pair_rows.resize(pairs);
-    made->slots.resize(pairs), made->records.resize(pairs);
+    made->records.resize(pairs);
     *share = made.release();
     (*share)->guard = std::thread(&expert_share::look_after, *share);
     (*share)->thread = std::thread(&expert_share::run, *share, core);

@@ -6,11 +6,11 @@
 //   0      u64   doorbell  GPU   n = 1, 2, ...: inputs of the window's n-th layer are complete
 //   64     u64   done      CPU   n: its rows are complete; after an error a number above all others (SHARE_RELEASED),
 //                                so that nobody waits for ever
-//   128    i32   layer     GPU   which layer's table rows count
+//   128    i32   layer     GPU   whose records
 //   132    i32   rows      GPU   R of this window
-//   ids    i32   [R, K]    GPU   chosen experts, ascending in a row
+//   ids    i32   [R, K]    GPU   chosen experts, ascending in a row; of one that is not the CPU's, its complement ~id
 //   x      fp32  [R, H]    GPU
-//   y      fp32  [P, H]    CPU   row s is that of the pair with slot s (expert_split)
+//   y      fp32  [P, H]    CPU   a row for every pair that is the CPU's, by (expert, row)
 //
 //   GPU                                     CPU (this thread)
 //   layer, rows, ids, x  ->  plain stores
@@ -21,8 +21,8 @@
 //   reads y; may write the next inputs
 //
 // One layer is in flight at a time, so nothing is written while the other side reads it. n counts from 1 in every window
-// (share_arm sets both words to 0 while nothing runs), so that a captured graph can hold it as a constant. The residency table
-// and the split table may change between windows only.
+// (share_arm sets both words to 0 while nothing runs), so that a captured graph can hold it as a constant. The
+// GPU alone decides what is whose, since it knows what has come to its memory meanwhile.
 //
 // Waiting: hot for 2 ms (the pool's workers too, from a window's beginning on), then sleeps of 20 us in a window, a futex
 // between two. No doorbell for `silence_ns` inside a window, a doorbell out of order, or an input out of range ends the share with an error that stays.
@@ -56,9 +56,7 @@ enum {
 
 typedef struct {
   int32_t layers, experts, rows, chosen;  // L, E, the most R, K; rows * chosen at most 1024
-  const uint8_t* resident;                // [L, E] 1 where the GPU reads its own copy
   const uint64_t* addresses;              // [L, E] where records lie in this process
-  const int32_t* cpu_of_misses;           // [rows * chosen + 1] how many of so many misses the CPU takes
   int64_t silence_ns;
   int64_t* spent;  // [rows * chosen + 1, 2] of layers with so many experts for the CPU: how many, ns from doorbell to answer;
                    // only ever added to, by the thread, in a window
@@ -71,13 +69,11 @@ typedef struct {
 
 int share_block_of(int32_t rows, int32_t chosen, int32_t hidden, share_block* block);
 
-// The rule that both sides compute: of a layer's distinct missing experts, ascending, the CPU takes the first
-// cpu_of_misses[count]. ids [rows, chosen]; resident [experts]. Fills taken[0..n) with their ids, offsets[0..n] and
-// pair_rows with the rows of each (ascending), slots [rows * chosen] with each pair's place among the CPU's rows or -1,
-// and returns n; -1 where an id is out of range or not ascending in its row.
-int32_t expert_split(int32_t rows, int32_t chosen, const int32_t* ids, int32_t experts, const uint8_t* resident,
-                     const int32_t* cpu_of_misses, int32_t* taken, int32_t* offsets, int32_t* pair_rows,
-                     int32_t* slots);
+// The CPU's work of a layer, from ids [rows, chosen] as a block has them. Fills taken[0..n) with the distinct experts,
+// ascending, offsets[0..n] and pair_rows with the rows of each (ascending), and returns n; -1 where an id is out of range
+// or not ascending in its row.
+int32_t expert_work(int32_t rows, int32_t chosen, const int32_t* ids, int32_t experts, int32_t* taken, int32_t* offsets,
+                    int32_t* pair_rows);
 
 // Starts the threads, the first pinned to `core` (-1: not). That one is the calling thread of `pool`, which nobody else uses meanwhile.
 // The pool, and what config and block point at, must live until share_destroy has returned 0; where it returns 1, the

@@ -73,8 +73,8 @@ class Rig:
         info = self.region.info
         home = np.array([[self.region.record_address(n, e) for e in range(info.experts)] for n in range(info.layers)])
         share = Share(
-            ExpertKernel(self.region.layout, threads=2), self.cache.resident, home.astype(np.uint64), self.chosen,
-            torch.device(self.device), **options,
+            ExpertKernel(self.region.layout, threads=2), home.astype(np.uint64), self.chosen, torch.device(self.device),
+            **options,
         )  # fmt: skip
         share.split(np.arange(len(share.counts), dtype=np.int32) if counts is None else counts)
         self.experts.attach(share)

@@ -16,20 +16,17 @@ import numpy.typing as npt
 from lanes.counters import Counters
 from lanes.experts.gpu.prompt import Borrowed
 from lanes.experts.policy import Ints, Touched
-from lanes.experts.split import I32
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
     """Copies of what the window left."""
 
-    chosen: npt.NDArray[np.int32]  # [N, R, K] expert ids, -1 where nothing ran
+    log: npt.NDArray[np.int32]  # [N, R, K] what was chosen and whose it was (lanes.kernels.post), -1: nothing ran
     first_key: Ints  # [N, 1, 1] of each entry's layer
     wide: npt.NDArray[np.int64] | None  # [L, E]: uses in windows too long for the log
     resident: npt.NDArray[np.bool_]  # [L, E]
     kept: int  # rows that were right
-    cpu_of_misses: I32 | None  # the CPU's share of a layer's misses; None: it had none
-    decoder_layers: int
     borrowed: Borrowed | None
 
     def touched(self) -> Touched:
@@ -41,17 +38,15 @@ class Ended:
 
     def count(self, counters: Counters, record_bytes: int) -> None:
         """Pairs, and the bytes of every expert once per window."""
-        keys, rows = self._uses(self.chosen.shape[1])
+        keys, rows = self._uses(self.log.shape[1])
         hit = self.resident.reshape(-1)[keys]
         hits, hit_bytes = int(rows[hit].sum()), int(hit.sum()) * record_bytes
         counters.expert_hits += hits
         counters.expert_misses += int(rows.sum()) - hits
         counters.expert_hit_bytes += hit_bytes
         counters.expert_miss_bytes += len(keys) * record_bytes - hit_bytes
-        if self.cpu_of_misses is not None:
-            layers, experts = self.resident.shape
-            missed = np.bincount(keys[~hit] // experts, minlength=layers)[: self.decoder_layers]
-            counters.expert_cpu_bytes += int(self.cpu_of_misses[missed].sum()) * record_bytes
+        of_cpu = (self.log >= 0) & (self.log % 2 == 1)
+        counters.expert_cpu_bytes += len(np.unique((self.log // 2 + self.first_key)[of_cpu])) * record_bytes
         if self.borrowed is not None:
             streamed = self.borrowed.streamed()
             counters.streamed_bytes += streamed.records * record_bytes
@@ -60,8 +55,8 @@ class Ended:
 
     def _uses(self, rows: int) -> tuple[Ints, Ints]:
         """(keys ascending, rows of each) [D] of what the first rows chose."""
-        ids = self.chosen[:, :rows]
-        uses = np.bincount((ids + self.first_key)[ids >= 0], minlength=self.resident.size)
+        log = self.log[:, :rows]
+        uses = np.bincount((log // 2 + self.first_key)[log >= 0], minlength=self.resident.size)
         if self.wide is not None:
             uses += self.wide.reshape(-1)
         keys = np.flatnonzero(uses)

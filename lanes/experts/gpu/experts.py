@@ -211,14 +211,12 @@ class GpuExperts:
         """
         if (self._is_wide or not self._open) and self.device.type == "cuda":  # nobody has waited for the stream
             torch.cuda.current_stream(self.device).synchronize()
-        borrowed, share = self._prompt.end_window(), self.share if self._shared else None
-        counts = None if share is None else share.counts
-        if share is not None:
-            share.end(self._rows)
+        borrowed = self._prompt.end_window()
+        if self.share is not None and self._shared:
+            self.share.end(self._rows)
         ended = Ended(
             self._seen[:-1, : self._rows].copy(), self._first_key, self._wide.copy() if self._is_wide else None,
-            self._resident_then if self._open else self._cache.resident.copy(), self._kept, counts,
-            self.decoder_layers, borrowed,
+            self._resident_then if self._open else self._cache.resident.copy(), self._kept, borrowed,
         )  # fmt: skip
         self._cache.pause(lambda: self._tell(ended))
         if not self._is_wide and not self._open:  # nothing runs beside what comes next
@@ -269,7 +267,7 @@ class GpuExperts:
     def _pairs(self, layer: int, x: torch.Tensor, ids: torch.Tensor, log: torch.Tensor, share: Share | None) -> Pairs:
         work, addresses = self._work[len(x) - 1], self._addresses[layer]
         inputs, y_cpu = (None, work.y) if share is None else (share.inputs, share.y)
-        post(x, ids, work.x, self._layout.format.group, log, layer, inputs)
+        post(x, ids, work.slots, work.x, self._layout.format.group, log, layer, inputs)
         bell = answer = None
         if share is not None:  # before our own work: the CPU's runs beside it
             bell, answer = share.doorbell.ring(layer + 1), share.doorbell.answered(layer + 1)

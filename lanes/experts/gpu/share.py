@@ -5,8 +5,7 @@ they compute is then void. Inside a window (`begin` .. `end`) the thread answers
 the window and stays. Not here: which way of ringing works (probe), how many misses
 the CPU should take (cpu_line, climb).
 
-Invariant: the table of counts that the device reads is the thread's; both change between windows only, and so does the
-thread's copy of what is resident.
+Invariant: the table of counts changes between windows only.
 
 Letters: L layers, E experts, R rows of a window, K experts per row, P = R * K pairs, H hidden.
 """
@@ -45,7 +44,6 @@ class Share:
     def __init__(
         self,
         kernel: ExpertKernel,
-        resident: npt.NDArray[np.bool_],
         addresses: npt.NDArray[np.uint64],
         chosen: int,
         device: torch.device,
@@ -53,9 +51,8 @@ class Share:
         core: int | None = None,
         silence_s: float = limits.HANDSHAKE_S,
     ) -> None:
-        """`kernel` is nobody else's while a window is open; resident [L, E] is the cache's, of which every window gets
-        a copy when it begins; addresses [L, E] are those of the region's records in this process. `core` is the
-        thread's. Starts with no misses for the CPU."""
+        """`kernel` is nobody else's while a window is open; addresses [L, E] are those of the region's records in this
+        process. `core` is the thread's. Starts with no misses for the CPU."""
         rows, pairs, hidden = limits.MAX_WINDOW_TOKENS, limits.MAX_WINDOW_TOKENS * chosen, kernel.layout.hidden
         block = block_of(kernel, rows, chosen)
         # The words must lie on a cache line of their own, and the device must see them where they lie.
@@ -76,12 +73,10 @@ class Share:
         self._table = torch.zeros(pairs + 1, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._counts = self._table.numpy()
         self.cpu_of_misses = torch.zeros(pairs + 1, dtype=torch.int32, device=device)  # the device's
-        self._live, self._resident = resident, resident.copy()
         self._spent = np.zeros((pairs + 1, 2), np.int64)  # the thread's
         self._thread = CpuShare(
-            kernel, Tables(self._resident, addresses, self._counts, self._spent), memory.numpy(), rows, chosen,
-            core=core, silence_s=silence_s,
-        )  # fmt: skip
+            kernel, Tables(addresses, self._spent), memory.numpy(), rows, chosen, core=core, silence_s=silence_s
+        )
         self._rest()
         self.doorbell: Doorbell = KernelWords(self._rung, self._done)
         # Is told what the search has found: bias, line, counts.
@@ -150,7 +145,6 @@ class Share:
 
     def begin(self, layers: int) -> None:
         """A window of so many layers begins; raises HandshakeLost after an error."""
-        np.copyto(self._resident, self._live)
         self._thread.arm(layers)
         self._began_ns = time.monotonic_ns()
 

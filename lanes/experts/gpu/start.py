@@ -48,7 +48,7 @@ def start_share(
 
     def make() -> Share:
         return Share(
-            kernel, cache.resident, home.reshape(layers, each), experts.chosen, experts.device, core=core
+            kernel, home.reshape(layers, each), experts.chosen, experts.device, core=core
         )  # fmt: skip
 
     share = probe.attach(experts, make, on_refused)
