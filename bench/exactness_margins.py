@@ -71,18 +71,21 @@ def guesses(ground: Ground) -> str:
 
 
 def late_guesses(ground: Ground) -> str:
-    """The draft layer after windows that nobody guessed beside, and after a guess about what then did not come."""
+    """The draft layer after windows that nobody guessed beside, after a guess about what then did not come, and after
+    a prompt so short that all of its rows wait."""
     found, dtype, next_ids = [], types_of(ground.pack, ground.device), ground.rest[4:]
     for lane in (ground.cpu(drafts=True, dtype=dtype), ground.lane(drafts=True)):
         slot = lane.begin(ground.ids[: ground.prompt])
-        lane.windows(ground.rest[:4], slot, [4])  # five rows wait now
+        lane.windows(ground.rest[:4], slot, [1, 3])  # two rows are remembered, then three wait
         state = lane.states[slot]
         rows = [lane.model.guess(state, next_ids[0], 0).cpu().clone(), lane.model.guess(state, 9, 0).cpu().clone()]
         lane.experts.end_window()
         lane.trial(next_ids[:2], slot, 2)
         rows.append(lane.model.guess(state, next_ids[2], 0).cpu().clone())
+        short = lane.states[lane.begin(ground.ids[:10])]
+        rows.append(lane.model.guess(short, ground.ids[10], 0).cpu().clone())
         found.append(torch.stack(rows))
-    place, share = lane.model.guess(state, next_ids[2], 0, best=True).tolist()  # of the lane on a GPU
+    place, share = lane.model.guess(short, ground.ids[10], 0, best=True).tolist()  # of the lane on a GPU
     want = Likeliest.of(rows[-1].numpy())
     assert place == want.place
     assert abs(share - want.share) < 1e-5, (share, want)

@@ -71,14 +71,21 @@ class AttentionWindow:
     def run(self, a: Activations, t: AttentionActivations, angles: kernels.Angles) -> None:
         """From u to the block's result."""
         block, shape, length, kept = self._block, self._shape, self._length, self._kept
-        multiply(a.u_rounded, block.inputs, t.projected)
-        if block.input_bias is not None:
-            t.projected.add_(block.input_bias)
-        queries = kernels.Queries(t.queries, t.index_queries)
-        kernels.prepare(shape, t.projected, length, self._norms, angles, self._eps, queries, kept)
+        self.remember(a, t, angles, length)
         chosen = index.Chosen(t.chosen, t.scores, t.bits, t.candidates)
         index.choose(t.index_queries, kept.block_keys, length, shape.block_tokens, chosen)
         partial = kernels.Partial(t.partial, t.greatest, t.total)
         kernels.attend(shape, t.queries, t.chosen, length, kept, partial)
         kernels.merge(shape, partial, length, kernels.gates(shape, t.projected), t.attended_rounded)
         leave_block(t.attended_rounded.flatten(1), block.output, a, block.output_bias)
+
+    def remember(
+        self, a: Activations, t: AttentionActivations, angles: kernels.Angles, length: torch.Tensor
+    ) -> None:  # fmt: skip
+        """The rows' keys and values alone, from u; they stand behind `length` int32 [1] others."""
+        block = self._block
+        multiply(a.u_rounded, block.inputs, t.projected)
+        if block.input_bias is not None:
+            t.projected.add_(block.input_bias)
+        queries = kernels.Queries(t.queries, t.index_queries)
+        kernels.prepare(self._shape, t.projected, length, self._norms, angles, self._eps, queries, self._kept)

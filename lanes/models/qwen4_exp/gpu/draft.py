@@ -36,6 +36,8 @@ class DraftPass:
         assert home.draft is not None, "states of a model that drafts have a part for drafts"
         self._layer, self._spec, on_gpu = layer, spec, device.type == "cuda"
         self.said, self.inputs = Inputs.of(spec, "cpu", pinned=on_gpu), Inputs.of(spec, device)
+        # Of rows that are only remembered: nobody waits for them before the next guess is said.
+        self.said_late, self._inputs_late = Inputs.of(spec, "cpu", pinned=on_gpu), Inputs.of(spec, device)
         self._streams = Activations.of(spec, device, dtype)
         self._attended = AttentionActivations.of(spec, home.capacity_tokens, device, dtype)
         self._routed = MoeActivations.of(spec, device, dtype)
@@ -63,12 +65,9 @@ class DraftPass:
     @torch.no_grad()
     def run(self, rows: int, number: int) -> None:
         """Enqueues: number 0 reads `rows` rows that wait, others the streams of the guess before, which is one row."""
-        fetch(self.said.first.view(torch.int32), self.inputs.first.view(torch.int32))
-        a = self._streams.narrow(rows)
-        self._begin(self._chained if number else self._waiting[:rows], a)
         attending, thinking, reading = self._mixers
+        a, angles = self._begin(self.said, self.inputs, self._chained if number else self._waiting[:rows])
         attending.run(a)
-        angles = Angles(*(part[:rows] for part in self.inputs.angles))
         self._attention.run(a, self._attended.narrow(rows), angles)
         whole_streams(a)
         last = a.only(rows - 1)
@@ -83,11 +82,19 @@ class DraftPass:
         if rows > 1:
             self._waiting[0].copy_(self._waiting[rows - 1])
 
-    def _begin(self, streams: torch.Tensor, a: Activations) -> None:
+    @torch.no_grad()
+    def remember(self, rows: int) -> None:
+        """Enqueues: the rows that wait leave their keys and values."""
+        a, angles = self._begin(self.said_late, self._inputs_late, self._waiting[:rows])
+        self._mixers[0].run(a)
+        self._attention.remember(a, self._attended.narrow(rows), angles, self._inputs_late.length)
+
+    def _begin(self, said: Inputs, inputs: Inputs, streams: torch.Tensor) -> tuple[Activations, Angles]:
         """The layer's input enters: streams fp32 [R, S * H] of each row, embedded the token after it."""
-        layer, spec, rows = self._layer, self._spec, len(a.x)
-        rounded = layer.fc_streams.dtype
-        embedded = rms(self.inputs.embedded[:rows], spec.eps) * layer.norm_embedding
+        fetch(said.first.view(torch.int32), inputs.first.view(torch.int32))
+        layer, spec, rows = self._layer, self._spec, len(streams)
+        a, rounded = self._streams.narrow(rows), layer.fc_streams.dtype
+        embedded = rms(inputs.embedded[:rows], spec.eps) * layer.norm_embedding
         normed = (rms(streams, spec.eps) * layer.norm_streams).view(-1, spec.hidden)  # [R * S, H]
         e = torch.empty_like(embedded)
         multiply(embedded.to(rounded), layer.fc_embedding, e)
@@ -95,6 +102,7 @@ class DraftPass:
         a.x.add_(e[:, None])
         a.result.zero_()
         a.injection.zero_()
+        return a, Angles(*(part[:rows] for part in inputs.angles))
 
     def erase(self) -> None:
         """Zeroes what is kept of earlier passes, the last guess's streams among it."""
@@ -103,5 +111,5 @@ class DraftPass:
                 tensor.zero_()
         for tensor in (self._chained, self.logits, self._bests, self.best, self.share):
             tensor.zero_()
-        for tensor in (self.inputs.buffer, self.said.buffer):
-            tensor.zero_()
+        for each in (self.inputs, self.said, self._inputs_late, self.said_late):
+            each.buffer.zero_()

@@ -1,8 +1,8 @@
 """Guesses of the draft layer on a GPU: what the host says to a pass, its graphs, and what comes of it.
 
-A first guess reads the rows that wait; more of them than a pass has (nothing was guessed for a while) are remembered
-through the eager blocks before. The row of a first guess whose token was then accepted is remembered already: it waits
-no longer, so the rows of one window fit one pass.
+A first guess reads the rows that wait. The row of a first guess whose token was then accepted is remembered already: it
+waits no longer. Where nobody guesses, the rows that wait are remembered once a window has more than fit one pass with
+them, and nobody waits for that; a short prompt's go through the eager blocks.
 
 Not here: what a pass launches (draft), what a guess is worth (lanes.drafts). Invariant: `DraftState`'s.
 
@@ -14,9 +14,11 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lanes import limits
@@ -24,13 +26,14 @@ from lanes.device.capture import captured
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
 from lanes.models.qwen4_exp.gpu.angles import Places
 from lanes.models.qwen4_exp.gpu.draft import DraftPass
+from lanes.models.qwen4_exp.gpu.inputs import Inputs
 from lanes.models.qwen4_exp.gpu.moe import Launches
 from lanes.models.qwen4_exp.gpu.saying import HostRows
 from lanes.models.qwen4_exp.mtp import DraftLayer
 from lanes.models.qwen4_exp.rows import Rotary
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.state.seat import Seat
-from lanes.state.sequence import SequenceState
+from lanes.state.sequence import DraftState, SequenceState
 
 PASSES = (*((rows, 0) for rows in range(1, MOST_ROWS + 1)), *((1, number) for number in range(1, limits.MAX_DRAFTS)))
 
@@ -40,6 +43,20 @@ class DraftExperts(Launches, Protocol):
 
     def begin_guess(self) -> None:
         """A pass of the draft layer begins, between two windows. Raises Interrupted when it is stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """`Inputs` as arrays."""
+
+    length: npt.NDArray[np.int32]
+    embedded: npt.NDArray[np.float32]
+    angles: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, said: Inputs) -> _Said:
+        """Views."""
+        return cls(said.length.numpy(), said.embedded.numpy(), said.angles.numpy())
 
 
 class Guessing:
@@ -52,14 +69,14 @@ class Guessing:
         """`warm(run)` runs a pass once and awaits it, before it is captured; None: launches are made one by one."""
         self._layer, self._experts, self._warm = layer, experts, warm
         self._pass = DraftPass(layer, spec, experts, seat)
-        said = self._pass.said
-        self._length, self._embedded, self._angles = (x.numpy() for x in (said.length, said.embedded, said.angles))
+        self._said, self._said_late = _Said.of(self._pass.said), _Said.of(self._pass.said_late)
         self._embedding = HostRows(layer.embedding)
         rotary = Rotary(spec.rotary_dim, spec.rope_theta, torch.device("cpu"))
         self._places = Places(rotary, spec.index_block_tokens, MOST_ROWS, after=1)
         device = layer.head.device
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._remembering: dict[int, torch.cuda.CUDAGraph] = {}
         # Whose row behind its length is remembered: (state, its length, the token after it), until rows follow.
         self._guessed: tuple[weakref.ref[SequenceState], int, int] | None = None
         self._take_head()
@@ -85,6 +102,8 @@ class Guessing:
         assert draft is not None
         if guessed is not None and guessed[0]() is state and guessed[1:] == (state.length, int(token_ids[0])):
             draft.waiting = 0
+        if draft.waiting <= MOST_ROWS < draft.waiting + len(token_ids):
+            self._remember(state, draft, int(token_ids[0]))
         self._layer.follow(state, streams, token_ids)
 
     @torch.no_grad()
@@ -100,12 +119,12 @@ class Guessing:
                 self._layer.catch_up(state, MOST_ROWS)
             rows = draft.waiting
             ids = [*draft.ids[1:rows].tolist(), token]
-            self._say(ids, state.length - rows)
+            self._say(self._said, ids, state.length - rows)
             self._launch(rows, 0)
             draft.ids[0], draft.waiting = draft.ids[rows - 1], 1
             self._guessed = weakref.ref(state), state.length, token
         else:
-            self._say([token], state.length - 1 + number)
+            self._say(self._said, [token], state.length - 1 + number)
             self._launch(1, min(number, limits.MAX_DRAFTS - 1))
         if self._stream is not None:
             self._stream.synchronize()  # what was said may be overwritten from here on
@@ -113,11 +132,23 @@ class Guessing:
             return self._pass.logits
         return torch.tensor([self._pass.best.item(), self._pass.share.item()], dtype=torch.float64)
 
-    def _say(self, ids: list[int], start: int) -> None:
+    def _remember(self, state: SequenceState, draft: DraftState, token: int) -> None:
+        """All rows that wait, `token` being the one after the last of them."""
+        rows = draft.waiting
+        if rows:
+            self._say(self._said_late, [*draft.ids[1:rows].tolist(), token], state.length - rows)
+            graph = self._remembering.get(rows)
+            if graph is None:
+                self._pass.remember(rows)
+            else:
+                graph.replay()
+        draft.waiting = 0
+
+    def _say(self, said: _Said, ids: list[int], start: int) -> None:
         """Rows from `start` on, of the tokens that follow them."""
-        self._length[0] = start
-        self._embedding.into(np.array(ids), self._embedded[: len(ids)])
-        self._places.into(self._angles, start, len(ids))
+        said.length[0] = start
+        self._embedding.into(np.array(ids), said.embedded[: len(ids)])
+        self._places.into(said.angles, start, len(ids))
 
     def _launch(self, rows: int, number: int) -> None:
         graph = self._graphs.get((rows, number))
@@ -137,8 +168,13 @@ class Guessing:
         with torch.cuda.stream(stream):
             for rows, number in PASSES:
                 self._warm(functools.partial(self._pass.run, rows, number))
+            self._warm(functools.partial(self._pass.remember, MOST_ROWS))
         torch.cuda.synchronize(device)
         self._graphs = {
             each: captured(functools.partial(self._pass.run, *each), pool=pool, stream=stream) for each in PASSES
+        }
+        self._remembering = {
+            rows: captured(functools.partial(self._pass.remember, rows), pool=pool, stream=stream)
+            for rows in range(1, MOST_ROWS + 1)
         }
         self._pass.erase()
