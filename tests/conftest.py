@@ -1,6 +1,7 @@
 """What all tests share. Triton decides when it is first imported whether kernels are compiled or interpreted."""
 
 import contextlib
+import functools
 import os
 from pathlib import Path
 
@@ -26,3 +27,24 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def unwritten(monkeypatch):
+    """What torch gives out without contents is full of NaN, or of numbers that are no place: who reads it is seen."""
+    import torch
+
+    def filled(make):
+        @functools.wraps(make)
+        def made(*given, **options):
+            tensor = make(*given, **options)
+            if tensor.dtype.is_floating_point:
+                tensor.fill_(float("nan"))
+            elif not tensor.dtype.is_complex and tensor.dtype != torch.bool:
+                tensor.fill_(torch.iinfo(tensor.dtype).max)
+            return tensor
+
+        return made
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, filled(getattr(owner, name)))

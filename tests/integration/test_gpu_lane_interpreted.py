@@ -35,7 +35,7 @@ TILES = [
 
 pytestmark = [
     pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu"),
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "unwritten"),
 ]
 
 

@@ -1,6 +1,7 @@
 """The start of a GPU lane where there is no GPU, and the registration of the region with a driver that is played."""
 
 import ctypes
+import threading
 
 import pytest
 import torch
@@ -26,12 +27,33 @@ def test_a_cuda_torch_without_a_gpu(monkeypatch):
         cuda.start()
 
 
+CONTEXT = 0x600D
+
+
 class Driver:
-    """Answers like libcuda; `codes` are those of functions that fail."""
+    """Answers like libcuda; `codes` are those of functions that fail. The thread that made it has a context."""
 
     def __init__(self, *, read_only: int = 1, codes: dict[str, int] | None = None) -> None:
         self._read_only, self._codes = read_only, codes or {}
         self.registered: list[tuple[int, int, int]] = []
+        self._contexts = threading.local()
+        self._contexts.stack = [CONTEXT]
+
+    def _stack(self) -> list[int]:
+        return self._contexts.__dict__.setdefault("stack", [])
+
+    def cuCtxGetCurrent(self, found):
+        found._obj.value = next(reversed(self._stack()), None)
+        return 0
+
+    def cuCtxPushCurrent_v2(self, context):
+        assert context.value == CONTEXT
+        self._stack().append(context.value)
+        return 0
+
+    def cuCtxPopCurrent_v2(self, found):
+        found._obj.value = self._stack().pop()
+        return 0
 
     def cuDeviceGetAttribute(self, value, attribute, ordinal):
         assert (attribute, ordinal) == (113, 0)
@@ -47,6 +69,8 @@ class Driver:
         return self._codes.get("cuMemHostGetDevicePointer_v2", 0)
 
     def cuMemHostUnregister(self, address):
+        if not self._stack():
+            return 201  # CUDA_ERROR_INVALID_CONTEXT
         self.registered = [one for one in self.registered if one[0] != address.value]
         return 0
 

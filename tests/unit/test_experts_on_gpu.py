@@ -9,7 +9,10 @@ from lanes.experts.store import Interrupted
 from lanes.kernels import experts as kernels
 from tests.fakes.gpu_experts import Captured, Rig
 
-pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu")
+pytestmark = [
+    pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu"),
+    pytest.mark.usefixtures("unwritten"),
+]
 
 LAYERS, EXPERTS, CHOSEN = 2, 8, 2
 

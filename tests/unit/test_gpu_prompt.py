@@ -16,7 +16,10 @@ from lanes.kernels import grouped
 from lanes.models.near import Near
 from tests.fakes.gpu_experts import Rig
 
-pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu")
+pytestmark = [
+    pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu"),
+    pytest.mark.usefixtures("unwritten"),
+]
 
 
 @pytest.fixture(autouse=True)

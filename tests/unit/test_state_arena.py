@@ -1,6 +1,7 @@
 """The arena: places that never overlap, are zero when they are given out, and come back when nothing refers to them."""
 
 import errno
+import functools
 import gc
 import mmap
 import random
@@ -110,6 +111,28 @@ def test_a_forgotten_one_leaves_no_registration_and_no_thread():
     assert not driver.registered
     assert not thread.is_alive()
     assert not kept.any(), "a tensor that outlives it is plain memory"
+
+
+def test_whoever_lets_go_of_the_last_reference_needs_no_context():
+    """The garbage collector runs on any thread, the arena's own among them."""
+    driver = Driver()
+    held = [Arena(1 << 16, Registered(load=lambda name: driver)) for _ in range(2)]
+    own, letting_go = held.pop(), threading.Event()
+
+    def let_go(arena: list[Arena]) -> None:
+        letting_go.wait()
+        arena.clear()
+
+    thread, box = own._thread, [own]
+    own.later(functools.partial(let_go, box))
+    del own, box
+    letting_go.set()
+    thread.join()
+    assert len(driver.registered) == 1
+    other = threading.Thread(target=held.clear)
+    other.start()
+    other.join()
+    assert not driver.registered
 
 
 def test_without_a_driver_nothing_is_registered():
