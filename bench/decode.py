@@ -115,6 +115,7 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
     common: dict[str, object] = {
         "vocabulary": config.vocab_size, "topics": synthetic.shape.topics, "start": chosen.start, "prompt": prompt,
         "warm": warm, "tokens": tokens, "record_bytes": info.record_bytes, "pairs": synthetic.shape.pairs,
+        "choices": config.num_hidden_layers * config.num_experts_per_tok,
     }  # fmt: skip
     with synthetic.lend(run / "owner.sock"):
         before = jobs.run("ceilings before", "ceilings", [*options, "--vram-budget", "0"])

@@ -110,7 +110,7 @@ def walked(job: Job) -> Figures:
     layers, experts, keys = measure.decode_keys(trace)
     counted = answer.decode
     return {
-        **figures(answer),
+        **figures(answer, number(job, "choices")),
         "milliseconds": parts.milliseconds(len(steps), sum(steps) / 1e6 / len(steps)),
         "follows_the_walk": round(right / tokens, 4),
         "hottest_tenth_takes": round(measure.skew(keys, layers * experts), 3),
@@ -133,13 +133,14 @@ def replayed(trace: Path, counted: Counters, pairs: int, record_bytes: int) -> F
     return {"slots": slots, "adaptive": ours, "fixed": fixed, "ratio": round(ours / max(fixed, 1e-9), 3)}
 
 
-def figures(answer: Answered) -> Figures:
-    """Speed, hits and bytes of an answer's steps."""
-    counted, steps = answer.decode, len(answer.steps_ns)
+def figures(answer: Answered, choices: int) -> Figures:
+    """Speed, hits and bytes of an answer's steps; a step makes so many choices of an expert."""
+    counted = answer.experts
+    steps = max(1, (counted.expert_hits + counted.expert_misses) // choices)  # that were counted
     return {
         "tokens_per_s": round(answer.tokens_per_s, 2),
         "step_ms_median": round(statistics.median(answer.steps_ns) / 1e6, 3),
-        "steps": steps,
+        "steps": len(answer.steps_ns),
         "hit_rate": round(counted.expert_hits / max(1, counted.expert_hits + counted.expert_misses), 4),
         "resident_bytes": round(counted.expert_hit_bytes / steps),
         "missed_bytes": round(counted.expert_miss_bytes / steps),
@@ -174,7 +175,7 @@ def at_forced_rates(job: Job) -> Figures:
                 break
             points.append(
                 {
-                    "forced_rate": float(rate), **figures(answer), "held_experts": len(wanted),
+                    "forced_rate": float(rate), **figures(answer, number(job, "choices")), "held_experts": len(wanted),
                     "held_bytes": len(wanted) * number(job, "record_bytes"), "not_held": held.missing,
                     "passes_before": passes,
                 }

@@ -31,11 +31,16 @@ class AskFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The tokens, when each was drawn (CLOCK_MONOTONIC), and what was counted once the first one was drawn."""
+    """The tokens, when each was drawn (CLOCK_MONOTONIC), and what was counted once the first one was drawn.
+
+    A GPU lane counts the experts of a prompt's last window while the window behind it runs: `experts` is what was
+    counted once the second token was drawn, none of the prompt's and all of the answer's but for a window or two.
+    """
 
     ids: list[int]
     stamps_ns: list[int]
     decode: Counters
+    experts: Counters
 
     @property
     def steps_ns(self) -> list[int]:
@@ -49,16 +54,16 @@ class Answered:
 
 
 class _Outbox(Outbox):
-    """Remembers what was counted before the first token; `put` is the engine's own thread."""
+    """Remembers what was counted before the first two tokens; `put` is the engine's own thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
         super().__init__(loop, limits.OUTBOX_TOKENS)
-        self._engine, self.before = engine, Counters()
-        self._any = False
+        self._engine = engine
+        self.before: list[Counters] = []
 
     def put(self, token: Token, stopped: Callable[[], bool], patience_s: float) -> bool:
-        if not self._any:
-            self._any, self.before = True, self._engine.status().counters
+        if len(self.before) < 2:
+            self.before.append(self._engine.status().counters)
         return super().put(token, stopped, patience_s)
 
 
@@ -88,7 +93,9 @@ class OwnLane:
                 elif event.reason != "length":
                     raise AskFailed(f"the answer ended by {event.reason}: {event.error_code} {event.error_message}")
                 else:
-                    return Answered(ids, stamps_ns, engine.status().counters.since(outbox.before))
+                    now = engine.status().counters
+                    first, second = (now.since(before) for before in (outbox.before * 2)[:2])
+                    return Answered(ids, stamps_ns, first, second)
 
 
 @contextlib.contextmanager

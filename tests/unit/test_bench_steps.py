@@ -169,7 +169,7 @@ def test_forced_rates_end_in_time_with_what_was_measured(monkeypatch, answers, f
     class Lane:
         def ask(self, ids, tokens):
             asked.append(tokens)
-            return decode_lane.Answered([1] * tokens, list(range(tokens)), Counters())
+            return decode_lane.Answered([1] * tokens, list(range(tokens)), Counters(), Counters(expert_hits=3 * tokens))
 
     monkeypatch.setattr(decode_lane, "started", lambda options, held: contextlib.nullcontext(Lane()))
     monkeypatch.setattr(decode_lane.measure, "decode_keys", lambda trace: (2, 4, np.array([0, 1, 1, 5])))
@@ -178,7 +178,7 @@ def test_forced_rates_end_in_time_with_what_was_measured(monkeypatch, answers, f
     monkeypatch.setattr(decode_lane, "time", SimpleNamespace(monotonic=lambda: float(len(asked))))
     job = {
         "options": [], "trace": "x", "start": 0, "prompt": 2, "tokens": 3, "rates": [0.5, 0.75, 1.0], "pairs": 8,
-        "vocabulary": 4096, "topics": 16, "record_bytes": 10, "left_s": answers,
+        "vocabulary": 4096, "topics": 16, "record_bytes": 10, "choices": 3, "left_s": answers,
     }  # fmt: skip
     points = decode_lane.at_forced_rates(job)["points"]
     assert [point["forced_rate"] for point in points] == [0.5, 0.75, 1.0][:found]

@@ -110,6 +110,10 @@ def test_the_assumed_rate_of_a_prompt_is_within_a_fifth_of_what_an_h200_did(toke
         (0.75, 104.8),
         (1.0, 159.6),
         (1.0, 176.7),
+        (0.668, 110.9),  # results/decode-h200.json
+        (0.75, 126.0),
+        (0.862, 141.1),
+        (1.0, 205.1),
         (1.0, 180.2),
     ],
 )
