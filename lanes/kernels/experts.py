@@ -272,7 +272,9 @@ def _gate_up_several(
 ):  # fmt: skip
     """The same for R pairs (-1: none) at `pairs`: every weight is loaded once, and the rows take their turns with it.
 
-    Side by side they would take twice the registers, so that half as many programs were on their way."""
+    Side by side they took 194 registers instead of 87: two programs a multiprocessor instead of five, those of the many
+    experts that have one row included.
+    """
     GROUPS: tl.constexpr = H // G
     WORDS: tl.constexpr = G * BITS // 32
     pair, row, g, u = (), (), (), ()
