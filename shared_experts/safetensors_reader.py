@@ -52,7 +52,9 @@ def open_regular(path: Path, fail: Callable[[str], Exception], *, follow: bool) 
     try:
         descriptor = os.open(path, flags)
     except OSError as error:
-        raise fail(f"cannot be opened: {error.strerror}") from None
+        linked = error.errno == errno.ELOOP and not follow
+        reason = "a symbolic link; the file itself must be here" if linked else error.strerror
+        raise fail(f"cannot be opened: {reason}") from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)

@@ -43,6 +43,7 @@ def add(name: str, priority: str | None, as_json: bool, path: Path | None) -> No
     """Print a new key of tenant NAME, who is made if there is none."""
     path = path or default_tenants(dict(os.environ))
     tenants = _read(path)
+    first = not any(each.get("keys") for each in tenants)
     entry = next((each for each in tenants if each.get("name") == name), None)
     if entry is None:
         entry = {"name": name, "keys": []}
@@ -53,6 +54,8 @@ def add(name: str, priority: str | None, as_json: bool, path: Path | None) -> No
     entry.setdefault("keys", []).append(hash_key(key))
     _write(path, tenants)
     print(json.dumps({"name": name, "key": key}) if as_json else key)
+    if first:
+        print("from now on every request to the doors needs a key: Authorization: Bearer KEY", file=sys.stderr)
 
 
 @command.command("list")
@@ -60,7 +63,8 @@ def add(name: str, priority: str | None, as_json: bool, path: Path | None) -> No
 @_file
 def list_keys(as_json: bool, path: Path | None) -> None:
     """Show tenants and the beginnings of their keys' hashes."""
-    tenants = _read(path or default_tenants(dict(os.environ)))
+    path = path or default_tenants(dict(os.environ))
+    tenants = _read(path)
     found = [
         {
             "name": each["name"],
@@ -72,6 +76,8 @@ def list_keys(as_json: bool, path: Path | None) -> None:
     if as_json:
         print(json.dumps({"tenants": found}))
         return
+    if not path.exists():
+        print(f"no keys: a server that starts without {path} asks for none", file=sys.stderr)
     for entry in found:
         print(f"{entry['name']}  {entry['priority']}  {' '.join(entry['keys']) or '(no keys)'}")
 

@@ -24,7 +24,7 @@ from tests.fakes.doors import Cluster, open_doors
 def keys(*arguments: str, path: Path) -> str:
     done = CliRunner().invoke(command, [*arguments, "--tenants", str(path)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return done.output.strip()
+    return done.stdout.strip()
 
 
 @contextlib.asynccontextmanager
@@ -144,6 +144,24 @@ def test_the_command(tmp_path: Path) -> None:
         with pytest.raises(BadTenants):
             keys(*wrong, path=path)
     assert "ann" in keys("list", path=path)
+
+
+def test_what_the_first_key_changes_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.json"
+
+    def said(*arguments: str) -> tuple[str, str]:
+        done = CliRunner().invoke(command, [*arguments, "--tenants", str(path)], catch_exceptions=False)
+        return done.stdout, done.stderr
+
+    nothing, hint = said("list")
+    assert nothing == ""
+    assert str(path) in hint
+    assert "needs a key" in said("add", "ann")[1]
+    assert said("add", "bob")[1] == ""
+    assert said("list")[1] == ""
+    said("revoke", "ann")
+    assert "nobody may use the doors" in said("revoke", "bob")[1]
+    assert "needs a key" in said("add", "bob")[1]
 
 
 def test_a_file_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
