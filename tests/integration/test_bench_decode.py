@@ -30,7 +30,7 @@ def test_a_result_has_what_the_contract_asks_for(tmp_path):
     drafted = result["drafted"]
     assert drafted["in_vram"]["not_held"] == drafted["forced"]["not_held"] == 0
     for part in drafted.values():
-        assert part["by_injected_acceptance"]["80%"]["tokens_per_pass"] > 1
+        assert part["by_injected_acceptance"]["80%"]["tokens_per_pass"] >= 1  # only where they pay
         assert part["by_injected_acceptance"]["80%"]["guess_ms"] > 0, "the draft layer was asked"
         assert set(part["by_most_drafts"]) == {"80%, at most 1", "80%, at most 2"}
         assert [size["rows"] for size in part["by_rows"]] == sorted(size["rows"] for size in part["by_rows"])

@@ -31,7 +31,7 @@ def decoded(adaptive_us: float = 100.0) -> dict:
 def test_plan_computes_what_was_measured(hits):
     rates = Rates(**gpu_rates.solve(decoded())["rates"])
     assert rates.gpu_layer_us == 100.0
-    found = plan(LARGE, Host("cuda", 1 << 38, 16 << 30, 16), Load(1, 8192, hits), rates, 1)
+    found = plan(LARGE, Host("cuda", 1 << 38, 16 << 30, 17), Load(1, 8192, hits), rates, 1)
     assert found.tokens_per_s[0] == pytest.approx(run(hits, 100.0)["tokens_per_s"], rel=1e-3)
 
 

@@ -61,9 +61,7 @@ static int handshake() {
   std::vector<uint64_t> addresses;
   for (int i = 0; i < layers * experts; ++i)
     addresses.push_back(reinterpret_cast<uintptr_t>(first + i % experts * 8192));
-  std::vector<uint8_t> resident(layers * experts);
-  std::vector<int32_t> table(pairs + 1, 2);
-  table[0] = 0, table[1] = 1;
+  std::vector<int64_t> spent((pairs + 1) * 2);
   share_block at;
   if (share_block_of(rows, chosen, l.hidden, &at)) return 10;
   auto* block = static_cast<uint8_t*>(std::aligned_alloc(64, at.bytes));
@@ -74,16 +72,18 @@ static int handshake() {
     expert_pool* pool;
     expert_share* share;
     if (expert_pool_create(1, nullptr, 2, &pool)) return 11;
-    share_config config{layers, experts, rows, chosen, resident.data(), addresses.data(), table.data(), silence};
+    share_config config{layers, experts, rows, chosen, addresses.data(), silence, spent.data()};
     if (share_create(pool, &l, &config, block, -1, &share)) return 12;
     float sum = 0;
     for (int window = 0; window < 5 && silence > 5'000'000; ++window) {
-      for (auto& r : resident) r = (window + int(&r - resident.data())) % 3 == 0;
       if (share_arm(share, layers)) return 13;
       for (uint64_t n = 1; n <= layers; ++n) {
         const int32_t head[2] = {int32_t(n) - 1, 1 + window % rows};
         memcpy(block + at.layer, head, 8);
-        for (int p = 0; p < pairs; ++p) reinterpret_cast<int32_t*>(block + at.ids)[p] = p % chosen * 2 + p / chosen;
+        for (int p = 0; p < pairs; ++p) {
+          const int32_t id = p % chosen * 2 + p / chosen;
+          reinterpret_cast<int32_t*>(block + at.ids)[p] = (window + int(n) + id) % 3 ? id : ~id;  // some are the GPU's
+        }
         for (int i = 0; i < rows * l.hidden; ++i) reinterpret_cast<float*>(block + at.x)[i] = float(i % 7);
         __atomic_store_n(bell, n, __ATOMIC_RELEASE);
         while (__atomic_load_n(done, __ATOMIC_ACQUIRE) < n) std::this_thread::yield();
