@@ -192,7 +192,7 @@ class Conversations:
     def _copy(self, source: Resident, position: int, max_tokens: int) -> Resident | None:
         """A new sequence with the source's first tokens; None where the source itself had better go on."""
         branch = source.branch(position)
-        needed_bytes = self._bytes(max_tokens) - branch.sharable_bytes()
+        needed_bytes = self._bytes(max_tokens) - branch.sharable_bytes() + self._owed_bytes(source, position)
         lost = source.length - position
         if not self._fits(needed_bytes):
             its_bytes = self._bytes(source.state.capacity_tokens)
@@ -210,6 +210,7 @@ class Conversations:
         for at, checkpoint in source.checkpoints.items():
             if at <= position:
                 self._share(copy, checkpoint)
+        self._take_back(source, min(source.lent_bytes, self._held_bytes(source)))
         self._touch(source, busy=False)
         return copy
 
@@ -278,6 +279,11 @@ class Conversations:
         """What is free once it is gone."""
         alone = sum(checkpoint.holders == 1 for checkpoint in resident.checkpoints.values())
         return self._bytes(resident.state.capacity_tokens) + alone * self.pool.shape.fixed_bytes()
+
+    def _owed_bytes(self, source: Resident, position: int) -> int:
+        """Of what was lent to it, what it will not give back once a copy shares its checkpoints up to there."""
+        alone = sum(at <= position and one.holders == 1 for at, one in source.checkpoints.items())
+        return max(0, source.lent_bytes - self._held_bytes(source) + alone * self.pool.shape.fixed_bytes())
 
     def _room_for_checkpoint(self, resident: Resident) -> bool:
         """Thins this conversation's checkpoints to their number, and others' before any conversation goes."""

@@ -32,6 +32,7 @@ def bounded(lane):
     assert pool.lent_bytes == sum(one.lent_bytes for one in residents)
     assert pool.reserved_bytes <= pool.budget_bytes + pool.lent_bytes
     assert not any(one.busy and one.lent_bytes for one in residents)
+    assert all(one.lent_bytes <= lane.held._held_bytes(one) for one in residents), "it is free once they are gone"
     seated = max((pool.bytes(one.state.capacity_tokens) for one in residents), default=0)
     assert pool.lent_bytes <= seated
 
@@ -72,6 +73,19 @@ def test_what_is_lent_is_never_more_than_the_seat_leaves_free(lane):
     bounded(lane)
     assert lane.counters.parks >= 1, "the first had to be parked for the third"
     assert lane.turn([*LONG, 1, 5], [6]) == 181
+
+
+def test_what_a_copy_shares_with_who_must_go_is_lent_no_longer(lane):
+    """It does not become free when the other has gone."""
+    lane.turn(SHORT, [1], marks=(20, 40), beside=False)
+    lane.turn(ids(199, seed=3), [2], beside=False)
+    assert lane.held.pool.lent_bytes > 0
+    assert lane.turn([*SHORT[:50], 7, 8], [3], beside=False) == 40
+    assert len(lane.held) == 2
+    bounded(lane)
+    lane.settle()
+    assert lane.held.pool.lent_bytes == 0
+    bounded(lane)
 
 
 def test_without_a_pool_it_goes_at_once(tmp_path):
