@@ -195,8 +195,8 @@ EXPORT int share_create(expert_pool* pool, const expert_layout* layout, const sh
   *share = nullptr;
   share_block at;
   if (!pool || !valid(layout) || !config || !block || reinterpret_cast<uintptr_t>(block) % 64 || core < -1 ||
-      core >= kMaxCores || config->layers < 1 || config->experts < 1 || !config->addresses || config->silence_ns < 1 ||
-      share_block_of(config->rows, config->chosen, layout->hidden, &at))
+      core >= kMaxCores || config->layers < 1 || config->experts < 1 || !config->addresses || !config->spent ||
+      config->silence_ns < 1 || share_block_of(config->rows, config->chosen, layout->hidden, &at))
     return EXPERT_BAD_ARGUMENT;
   try {
     const size_t pairs = size_t(config->rows) * config->chosen;

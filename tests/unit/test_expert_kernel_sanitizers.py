@@ -72,7 +72,9 @@ static int handshake() {
     expert_pool* pool;
     expert_share* share;
     if (expert_pool_create(1, nullptr, 2, &pool)) return 11;
-    share_config config{layers, experts, rows, chosen, addresses.data(), silence, spent.data()};
+    share_config config{layers, experts, rows, chosen, addresses.data(), silence, nullptr};
+    if (share_create(pool, &l, &config, block, -1, &share) != EXPERT_BAD_ARGUMENT) return 16;
+    config.spent = spent.data();
     if (share_create(pool, &l, &config, block, -1, &share)) return 12;
     float sum = 0;
     for (int window = 0; window < 5 && silence > 5'000'000; ++window) {
@@ -100,6 +102,9 @@ static int handshake() {
     expert_pool_destroy(pool);
   }
   std::free(block);
+  int64_t timed = 0;
+  for (int count = 0; count <= pairs; ++count) timed += spent[2 * count];
+  if (timed != 5 * layers) return 17;
   return 0;
 }
 
