@@ -19,7 +19,7 @@ On device "cpu" the same kernels run in Triton's interpreter and addresses are t
 Not here: kernels (lanes.kernels), slots and policy (cache), when windows run (the lane).
 
 Invariant: results are those of `lanes.experts.store.ExpertStore` to the bit, whatever is resident. The tables that a
-window reads change between windows only: the device's own, and the share's copy.
+window reads change between windows only, and the device's alone say what is whose.
 
 Letters: L layers with draft layers, E experts, R rows of a window, K experts per row, P = R * K pairs, H hidden.
 """
