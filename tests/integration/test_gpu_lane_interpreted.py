@@ -185,6 +185,21 @@ def test_another_tenant_finds_nothing(pack, monkeypatch):
     lane.windows([6], slot, [1])  # and the state that was there goes on
 
 
+def test_another_tenant_finds_nothing_of_a_guess(pack):
+    lane = gpu_lane(pack, drafts=True)
+    slot, guessing = lane.begin([7, 8, 9]), lane.model._guessing
+    assert lane.model.guess(lane.states[slot], 5, 0).any()
+    asked = guessing._pass
+    tensors = [value for value in vars(asked).values() if isinstance(value, torch.Tensor) and value is not asked._head]
+    tensors = [each for each in tensors if each is not asked._waiting]  # the state's
+    tensors += [each for part in (asked._streams, asked._attended, asked._routed) for each in part.tensors()]
+    tensors += [each.buffer for each in (asked.said, asked.inputs, asked.said_late, asked._inputs_late)]
+    assert sum(bool(each.any()) for each in tensors) > 10
+    lane.model.erase()
+    assert not any(each.any() for each in tensors)
+    assert guessing._guessed is None
+
+
 def test_what_dense_weights_take_is_known_before(pack):
     lane = gpu_lane(pack)
     inner = lane.model._inner
