@@ -30,11 +30,15 @@ def test_a_result_has_what_the_contract_asks_for(tmp_path):
     drafted = result["drafted"]
     assert drafted["in_vram"]["not_held"] == drafted["forced"]["not_held"] == 0
     for part in drafted.values():
-        assert part["by_injected_acceptance"]["80%"]["tokens_per_pass"] >= 1  # only where they pay
         assert part["by_injected_acceptance"]["80%"]["guess_ms"] > 0, "the draft layer was asked"
         assert set(part["by_most_drafts"]) == {"80%, at most 1", "80%, at most 2"}
         assert [size["rows"] for size in part["by_rows"]] == sorted(size["rows"] for size in part["by_rows"])
         assert all(size["distinct_experts"] > size["distinct_misses"] for size in part["by_rows"])
+        assert part["by_rows"][-1]["rows"] > 2, "windows had drafts, all right"
+    # Where drafts are right so often, some of the short stretches found that they pay.
+    kinds = ("by_injected_acceptance", "by_most_drafts")
+    stretches = [stretch for part in drafted.values() for kind in kinds for stretch in part[kind].values()]
+    assert max(stretch["tokens_per_pass"] for stretch in stretches) > 1
     assert "windows of 4: {" in done.stderr, "what was found is told at once"
     assert drafted["in_vram"]["by_rows"][0]["hit_rate"] == 1
     assert drafted["forced"]["by_rows"][0]["hit_rate"] >= 0.75
