@@ -30,7 +30,8 @@ FEW_ROWS = 2  # up to here our products are faster than the library's, and launc
 PROGRAMS = 160  # at least, where the matrix has as many rows: a few more than there are multiprocessors
 TALL = 4096  # rows of a matrix whose programs of tensor cores are enough for the chip
 SLICES, LONGEST_STEP, STAGES = 4, 128, 3  # of tensor cores: warps, columns of a step, steps on their way with this one
-_SLICES, _STAGES, _M = tl.constexpr(SLICES), tl.constexpr(STAGES), tl.constexpr(8)  # M: rows that they take
+TAKEN_ROWS = 8  # M of tensor cores, whatever R is
+_SLICES, _STAGES, _M = tl.constexpr(SLICES), tl.constexpr(STAGES), tl.constexpr(TAKEN_ROWS)
 _MOST_SUMS = 128  # of one thread, in registers
 _MOST_INTERPRETED = 64
 
@@ -46,21 +47,14 @@ class Tile:
     side: int = 1  # rows that threads take side by side
 
 
-@dataclass(frozen=True, slots=True)
-class Slices:
-    """How tensor cores go through a matrix: every warp has its own slice of the columns, which come step by step."""
-
-    rows: int  # N
-    step: int
-
-
-def slices(matrix: torch.Tensor, rows: int) -> Slices | None:
-    """None where tensor cores are not for it: one row, a low matrix, fp32, or columns that do not divide."""
+def slices(matrix: torch.Tensor, rows: int) -> Tile | None:
+    """How tensor cores go through it, every warp a slice of the columns, which come step by step; None where they are
+    not for it: one row, a low matrix, fp32, or columns that do not divide."""
     columns, rest = divmod(matrix.shape[1], SLICES)
     step = min(LONGEST_STEP, columns & -columns)  # the greatest power of two that divides a slice
     if not 1 < rows <= MOST_ROWS or matrix.shape[0] < TALL or matrix.dtype == torch.float32 or rest or step < 16:
         return None
-    return Slices(64 if INTERPRETED else 16, step)
+    return Tile(64 if INTERPRETED else 16, step, TAKEN_ROWS, SLICES)
 
 
 def serves(matrix: torch.Tensor, rows: int) -> bool:
@@ -97,16 +91,11 @@ def deep(matrix: torch.Tensor, rows: int, *, outputs: int | None = None) -> Tile
 
 def product(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
     """out fp32 [R, N'] = x [R, D] times matrix [N', D] transposed; rows of x and out any distance apart."""
-    if cut := slices(matrix, x.shape[0]):
-        _tensor_product[(triton.cdiv(matrix.shape[0], cut.rows),)](
-            x, x.stride(0), matrix, out, out.stride(0), R=x.shape[0], ROWS=matrix.shape[0], N=cut.rows,
-            D=matrix.shape[1], STEP=cut.step, num_warps=SLICES, **early.options(),
-        )  # fmt: skip
-        return
-    t = tile(matrix, x.shape[0])
+    cut = slices(matrix, x.shape[0])
+    t = cut or tile(matrix, x.shape[0])
     _product[(triton.cdiv(matrix.shape[0], t.rows),)](
         x, x.stride(0), matrix, out, out.stride(0), R=x.shape[0], M=t.padded, ROWS=matrix.shape[0], N=t.rows,
-        D=matrix.shape[1], STEP=t.step, num_warps=t.warps, **early.options(),
+        D=matrix.shape[1], STEP=t.step, TENSOR=cut is not None, num_warps=t.warps, **early.options(),
     )  # fmt: skip
 
 
@@ -124,30 +113,35 @@ def two_products(
     other_out: torch.Tensor,
 ) -> None:  # fmt: skip
     """`product` twice in one launch: x and other_x are the same numbers, each best in the type of its matrix."""
-    if cut := slices(matrix, x.shape[0]):
-        o = tile(other, x.shape[0], warps=SLICES)
-        _tensor_two_products[(triton.cdiv(other.shape[0], o.rows) + triton.cdiv(matrix.shape[0], cut.rows),)](
-            x, x.stride(0), matrix, out, out.stride(0), other_x, other_x.stride(0), other, other_out,
-            other_out.stride(0), R=x.shape[0], M=o.padded, ROWS=matrix.shape[0], N=cut.rows, STEP=cut.step,
-            OTHER=other.shape[0], ON=o.rows, OSTEP=o.step, D=matrix.shape[1], num_warps=SLICES, **early.options(),
-        )  # fmt: skip
-        return
-    t = tile(matrix, x.shape[0])
+    cut = slices(matrix, x.shape[0])
+    t = cut or tile(matrix, x.shape[0])
     o = tile(other, x.shape[0], warps=t.warps)
     _two_products[(triton.cdiv(other.shape[0], o.rows) + triton.cdiv(matrix.shape[0], t.rows),)](
         x, x.stride(0), matrix, out, out.stride(0), other_x, other_x.stride(0), other, other_out, other_out.stride(0),
-        R=x.shape[0], M=t.padded, ROWS=matrix.shape[0], N=t.rows, STEP=t.step, OTHER=other.shape[0], ON=o.rows,
-        OSTEP=o.step, D=matrix.shape[1], num_warps=t.warps, **early.options(),
+        R=x.shape[0], M=t.padded, ROWS=matrix.shape[0], N=t.rows, STEP=t.step, OTHER=other.shape[0], OM=o.padded,
+        ON=o.rows, OSTEP=o.step, D=matrix.shape[1], TENSOR=cut is not None, num_warps=t.warps, **early.options(),
     )  # fmt: skip
 
 
 @triton.jit
 def _product(
     x, x_row, matrix, out, out_row, R: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr,
-    D: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, STEP: tl.constexpr, TENSOR: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * N + tl.arange(0, N)
-    write(out, out_row, n, dots(x, x_row, matrix, n, ROWS, R, M, D, STEP, EARLY), ROWS, R, M)
+    _multiply(x, x_row, matrix, out, out_row, n, ROWS, R, M, D, STEP, TENSOR, EARLY)
+
+
+@triton.jit
+def _multiply(
+    x, x_row, matrix, out, out_row, n, ROWS: tl.constexpr, R: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+    STEP: tl.constexpr, TENSOR: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """out[r, n] by `tensor_dots` or by `dots`."""
+    if TENSOR:
+        write(out, out_row, n, tensor_dots(x, x_row, matrix, n, ROWS, R, D, STEP, EARLY), ROWS, R, M)
+    else:
+        write(out, out_row, n, dots(x, x_row, matrix, n, ROWS, R, M, D, STEP, EARLY), ROWS, R, M)
 
 
 @triton.jit
@@ -165,42 +159,17 @@ def _product_into(
 @triton.jit
 def _two_products(
     x, x_row, matrix, out, out_row, other_x, other_x_row, other, other_out, other_row, R: tl.constexpr, M: tl.constexpr,
-    ROWS: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, OTHER: tl.constexpr, ON: tl.constexpr,
-    OSTEP: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, OTHER: tl.constexpr, OM: tl.constexpr, ON: tl.constexpr,
+    OSTEP: tl.constexpr, D: tl.constexpr, TENSOR: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     OTHERS: tl.constexpr = (OTHER + ON - 1) // ON
     program = tl.program_id(0)
     if program < OTHERS:
         o = program * ON + tl.arange(0, ON)
-        write(other_out, other_row, o, dots(other_x, other_x_row, other, o, OTHER, R, M, D, OSTEP, EARLY), OTHER, R, M)
+        _multiply(other_x, other_x_row, other, other_out, other_row, o, OTHER, R, OM, D, OSTEP, False, EARLY)
     else:
         n = (program - OTHERS) * N + tl.arange(0, N)
-        write(out, out_row, n, dots(x, x_row, matrix, n, ROWS, R, M, D, STEP, EARLY), ROWS, R, M)
-
-
-@triton.jit
-def _tensor_product(
-    x, x_row, matrix, out, out_row, R: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-    STEP: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    n = tl.program_id(0) * N + tl.arange(0, N)
-    write(out, out_row, n, tensor_dots(x, x_row, matrix, n, ROWS, R, D, STEP, EARLY), ROWS, R, _M)
-
-
-@triton.jit
-def _tensor_two_products(
-    x, x_row, matrix, out, out_row, other_x, other_x_row, other, other_out, other_row, R: tl.constexpr, M: tl.constexpr,
-    ROWS: tl.constexpr, N: tl.constexpr, STEP: tl.constexpr, OTHER: tl.constexpr, ON: tl.constexpr,
-    OSTEP: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    OTHERS: tl.constexpr = (OTHER + ON - 1) // ON
-    program = tl.program_id(0)
-    if program < OTHERS:
-        o = program * ON + tl.arange(0, ON)
-        write(other_out, other_row, o, dots(other_x, other_x_row, other, o, OTHER, R, M, D, OSTEP, EARLY), OTHER, R, M)
-    else:
-        n = (program - OTHERS) * N + tl.arange(0, N)
-        write(out, out_row, n, tensor_dots(x, x_row, matrix, n, ROWS, R, D, STEP, EARLY), ROWS, R, _M)
+        _multiply(x, x_row, matrix, out, out_row, n, ROWS, R, M, D, STEP, TENSOR, EARLY)
 
 
 @triton.jit
