@@ -46,6 +46,8 @@ from lanes.kernels import (
     index,
     jobs,
     mixing,
+    ngram,
+    normed,
     places,
     post,
     products,
@@ -203,6 +205,13 @@ def launch_dense(rows: int) -> None:
     stream.enter(streams, u, torch.empty(rows, 4), torch.empty(4, HIDDEN), streams, streams.bfloat16(), 1e-6)
     ids = torch.empty(rows, dtype=torch.int64)
     sampling.greatest(torch.empty(rows, 248_320), torch.empty((rows, 122), dtype=torch.int64), ids)
+    logits, sums = torch.empty(rows, 248_320), torch.empty((rows, 2, 122))
+    sampling.likeliest(logits, torch.empty((rows, 122), dtype=torch.int64), sums, ids, sums[:, 0, 0])
+    norm, tail, last = torch.empty(4, HIDDEN), torch.empty(9, 4 * HIDDEN), torch.empty(4, 4 * HIDDEN)
+    normed.normed(streams.flatten(1), norm.flatten(), streams.flatten(1).bfloat16(), 1e-6)
+    ngram.settle(tail, last, accepted)
+    ngram.gate(streams, torch.empty(rows, 5 * HIDDEN), (norm, norm, norm), last, 1e-6, 1e-6)
+    ngram.convolve(streams.flatten(1), tail, last, torch.empty(4, 4 * HIDDEN), 3)
     sampling.uniform(ids, ids, torch.empty(rows, dtype=torch.float64))
     fetch.fetch(torch.empty(48 * EXPERTS, dtype=torch.int64), torch.empty(48 * EXPERTS, dtype=torch.int64))
 

@@ -7,6 +7,7 @@ function for it, the twin calls that. Not here: speed. Needs no triton.
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,6 +84,23 @@ def delta_window(
     g = rate * F.softplus(a + shift)
     v = v.reshape(rows, shape.value_heads, shape.value_dim)
     return recurrent(state, keys[:, 0] * key**-0.5, keys[:, 1], v, g, b.sigmoid())
+
+
+def ngram(
+    x: torch.Tensor, key_value: torch.Tensor, norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    tail: torch.Tensor, taps: torch.Tensor, dilation: int, eps: float, least: float,
+) -> torch.Tensor:  # fmt: skip
+    """x fp32 [R, S, H] gains an n-gram layer's rows, in place; fp32 [R, S * H], the rows that its tail gains."""
+    streams, hidden = x.shape[1:]
+    key, value = key_value.split((streams * hidden, hidden), dim=1)
+    key = rms(key.view(x.shape), eps) * norms[0]
+    gate = (key * (rms(x, eps) * norms[1])).sum(-1, keepdim=True) / math.sqrt(hidden)
+    gate = gate.abs().clamp_min(least).sqrt() * gate.sign()
+    gated = gate.sigmoid() * value[:, None, :]
+    normed = (rms(gated, eps) * norms[2]).flatten(1)
+    x += gated
+    x += F.silu(causal_conv(torch.cat((tail, normed)), taps.unbind(), dilation)).view(x.shape)
+    return normed
 
 
 def gated_norm(out: torch.Tensor, z: torch.Tensor, norm: torch.Tensor, eps: float, *, silu: bool) -> torch.Tensor:

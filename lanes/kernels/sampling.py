@@ -1,4 +1,4 @@
-"""What of sampling belongs on the GPU: the greedy token, and the uniform number of a draw.
+"""What of sampling belongs on the GPU: the greedy token, also with its probability, and the uniform number of a draw.
 
 Greedy rows then need no logits on the host, and the next window's input is on the device. Cuts and draws stay in
 lanes.sampler. Letters: R rows, V vocabulary, B blocks of it.
@@ -28,10 +28,31 @@ def blocks(vocabulary: int) -> int:
 def greatest(logits: torch.Tensor, scratch: torch.Tensor, out: torch.Tensor) -> None:
     """out int64 [R] = ids as `lanes.sampler.greedy` has them of logits fp32 [R, V]: the lowest of equal ones, -1 where
     a logit is not finite. scratch int64 [R, B]; `out` may be pinned memory."""
+    _greatest(logits, scratch, None, out, None)
+
+
+def likeliest(
+    logits: torch.Tensor, scratch: torch.Tensor, sums: torch.Tensor, out: torch.Tensor, share: torch.Tensor
+) -> None:
+    """`greatest`, and share fp32 [R]: the probability of each of `out`, where that is not -1. sums fp32 [R, 2, B];
+    `share` may be pinned memory."""
+    _greatest(logits, scratch, sums, out, share)
+
+
+def _greatest(
+    logits: torch.Tensor, scratch: torch.Tensor, sums: torch.Tensor | None, out: torch.Tensor,
+    share: torch.Tensor | None,
+) -> None:  # fmt: skip
     rows, vocabulary = logits.shape
-    count = blocks(vocabulary)
-    _block_best[(count, rows)](logits, scratch, V=vocabulary, B=count, BLOCK=BLOCK, num_warps=4, **early.options())
-    _best[(rows,)](scratch, out, B=count, BP=triton.next_power_of_2(count), num_warps=1, **early.options())
+    count, summed = blocks(vocabulary), sums is not None
+    _block_best[(count, rows)](
+        logits, scratch, logits if sums is None else sums, V=vocabulary, B=count, BLOCK=BLOCK, SUMMED=summed,
+        num_warps=4, **early.options(),
+    )  # fmt: skip
+    _best[(rows,)](
+        scratch, logits if sums is None else sums, out, logits if share is None else share, B=count,
+        BP=triton.next_power_of_2(count), SUMMED=summed, num_warps=1, **early.options(),
+    )  # fmt: skip
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
@@ -41,7 +62,10 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> 
 
 
 @triton.jit
-def _block_best(logits, scratch, V: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _block_best(
+    logits, scratch, sums, V: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr, SUMMED: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
     early.behind(EARLY)
     block, row = tl.program_id(0), tl.program_id(1)
     id = block * BLOCK + tl.arange(0, BLOCK)
@@ -51,15 +75,23 @@ def _block_best(logits, scratch, V: tl.constexpr, B: tl.constexpr, BLOCK: tl.con
     key = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) << 32) | (id.to(tl.int64) ^ _MASK)
     key = tl.where((tl.abs(x) < float("inf")) | (id >= V), key, _BAD)
     tl.store(scratch + row * B + block, tl.max(key, axis=0))
+    if SUMMED:
+        most = tl.max(x, axis=0)
+        tl.store(sums + row * (2 * B) + block, most)
+        tl.store(sums + row * (2 * B) + B + block, tl.sum(tl.exp(x - most), axis=0))
 
 
 @triton.jit
-def _best(scratch, out, B: tl.constexpr, BP: tl.constexpr, EARLY: tl.constexpr):
+def _best(scratch, sums, out, share, B: tl.constexpr, BP: tl.constexpr, SUMMED: tl.constexpr, EARLY: tl.constexpr):
     early.behind(EARLY)
     row = tl.program_id(0)
     b = tl.arange(0, BP)
     key = tl.max(tl.load(scratch + row * B + b, mask=b < B, other=-(1 << 63)), axis=0)
     tl.store(out + row, tl.where(key == _BAD, -1, (key & _MASK) ^ _MASK))
+    if SUMMED:
+        most = tl.load(sums + row * (2 * B) + b, mask=b < B, other=float("-inf"))
+        part = tl.load(sums + row * (2 * B) + B + b, mask=b < B, other=0.0)
+        tl.store(share + row, 1.0 / tl.sum(part * tl.exp(most - tl.max(most, axis=0)), axis=0))
 
 
 @triton.jit

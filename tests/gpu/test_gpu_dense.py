@@ -17,4 +17,15 @@ def test_the_streams(rows):
 def test_sampling():
     for vocabulary in (64, 2049, 248_320):
         cases.check_greatest("cuda", 3, vocabulary)
+        cases.check_likeliest("cuda", 3, vocabulary)
     cases.check_uniform("cuda")
+
+
+def test_rows_normed():
+    for rows, width in ((1, 2560), (4, 10_240), (3, 96)):
+        cases.check_normed("cuda", rows, width)
+
+
+def test_an_ngram_layer():
+    cases.check_ngram("cuda", 4, 2560, 4, 3)
+    cases.check_ngram("cuda", 3, 96, 16, 8)

@@ -71,6 +71,20 @@ def test_a_table_that_moves_on_beside_a_window_changes_no_bit_of_it(rig):
     assert ours.expert_cpu_bytes == ours.expert_miss_bytes, "the CPU took every miss of the table that the window read"
 
 
+def test_another_tenant_finds_nothing_of_what_went_to_the_cpu(rig):
+    """Neither in the block that both sides see nor in the kernel's scratch, and the next window is as ever."""
+    r = rig(counts=np.arange(4 * CHOSEN + 1, dtype=np.int32))
+    r.shared_window(1, 2)
+    share, work = r.experts.share, r.experts._work[1]
+    block = (share.inputs.head, share.inputs.ids, share.inputs.x, share.y)
+    left = (*block, work.jobs.expert, work.jobs.pairs, work.slots, work.x.q)
+    assert all(tensor.any() for tensor in left)
+    r.experts.erase()
+    assert not any(tensor.any() for tensor in left)
+    assert share._kernel.erase() == 0
+    r.shared_window(2, 2)
+
+
 def test_a_prompt_between_two_windows_does_without(rig):
     r = rig()
     r.shared_window(1, 1)

@@ -201,6 +201,8 @@ class GpuExperts:
         """Zeroes what buffers hold of earlier windows: the next one is another tenant's."""
         for work in self._work:
             work.erase()
+        if self.share is not None:
+            self.share.erase()
 
     def end_window(self) -> None:
         """The safe point, once the stream has finished: the cache's table is, from here on, the next window's.

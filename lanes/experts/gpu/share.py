@@ -74,6 +74,7 @@ class Share:
         self._counts = self._table.numpy()
         self.cpu_of_misses = torch.zeros(pairs + 1, dtype=torch.int32, device=device)  # the device's
         self._spent = np.zeros((pairs + 1, 2), np.int64)  # the thread's
+        self._kernel = kernel
         self._thread = CpuShare(
             kernel, Tables(addresses, self._spent), memory.numpy(), rows, chosen, core=core, silence_s=silence_s
         )
@@ -161,6 +162,12 @@ class Share:
         self._rest()
         if self._link_us is not None:
             self._search_on(rows, window_ns, self._link_us)
+
+    def erase(self) -> None:
+        """Zeroes what windows have left in the block and in the kernel's scratch; between windows only."""
+        for tensor in (self.inputs.head, self.inputs.ids, self.inputs.x, self.y):
+            tensor.zero_()
+        self._kernel.erase()
 
     def close(self) -> None:
         """Ends the thread; a window in flight is released. Safe to call twice."""

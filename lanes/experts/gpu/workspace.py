@@ -34,8 +34,8 @@ class Workspace:
 
     def erase(self) -> None:
         """Zeroes what is left of earlier rows."""
-        rows = self.x
-        for tensor in (rows.q, rows.scale, rows.correction, self.slots, self.h, self.y):
+        rows, jobs = self.x, self.jobs
+        for tensor in (rows.q, rows.scale, rows.correction, jobs.expert, jobs.pairs, self.slots, self.h, self.y):
             tensor.zero_()
 
     @classmethod

@@ -3,21 +3,24 @@
 As a decode window (window): enqueued at fixed places, so that it can be captured; a graph for each number of rows and
 place of the guess. Every row leaves its keys and values, the last one alone meets experts and head.
 
-Not here: which rows, capturing (guessing). Invariant: beside its own places a pass writes the draft layer's keys in the
-seat, and for a first guess moves the asked row's streams to the front of those that wait.
+Not here: which rows, capturing (guessing). Invariants: a pass allocates nothing, so that `erase` reaches all that it
+leaves; beside its own places it writes the draft layer's keys in the seat, and for a first guess moves the asked row's
+streams to the front of those that wait.
 
 Letters: R rows, S streams, H hidden, D vocabulary of drafts.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from lanes.kernels import sampling
 from lanes.kernels.attention import Angles
 from lanes.kernels.fetch import fetch
-from lanes.models.ops import rms
-from lanes.models.qwen4_exp.gpu.activations import Activations, multiply, whole_streams
+from lanes.kernels.normed import normed
+from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, Narrowing, multiply, whole_streams
 from lanes.models.qwen4_exp.gpu.attention import AttentionActivations, AttentionWindow
 from lanes.models.qwen4_exp.gpu.inputs import Inputs
 from lanes.models.qwen4_exp.gpu.moe import Launches, MoeActivations, MoeWindow
@@ -26,6 +29,22 @@ from lanes.models.qwen4_exp.moe import Moe
 from lanes.models.qwen4_exp.mtp import DraftLayer
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.state.seat import Seat
+
+
+@dataclass(frozen=True, slots=True)
+class Entering(Narrowing):
+    """What the layer's input is made of."""
+
+    embedded_rounded: torch.Tensor  # [R, H] in the type of the matrices
+    streams_rounded: torch.Tensor  # [R, S * H]
+    embedded: torch.Tensor  # fp32 [R, H], behind its matrix
+
+    @classmethod
+    def of(cls, spec: Spec, device: torch.device, dtype: torch.dtype) -> Entering:
+        """For the most rows."""
+        hidden, wide = spec.hidden, spec.streams * spec.hidden
+        sizes = ((hidden, dtype), (wide, dtype), (hidden, torch.float32))
+        return cls(*(torch.zeros((MOST_ROWS, size), dtype=kind, device=device) for size, kind in sizes))
 
 
 class DraftPass:
@@ -38,6 +57,7 @@ class DraftPass:
         self.said, self.inputs = Inputs.of(spec, "cpu", pinned=on_gpu), Inputs.of(spec, device)
         # Of rows that are only remembered: nobody waits for them before the next guess is said.
         self.said_late, self._inputs_late = Inputs.of(spec, "cpu", pinned=on_gpu), Inputs.of(spec, device)
+        self._entering = Entering.of(spec, device, dtype)
         self._streams = Activations.of(spec, device, dtype)
         self._attended = AttentionActivations.of(spec, home.capacity_tokens, device, dtype)
         self._routed = MoeActivations.of(spec, device, dtype)
@@ -60,7 +80,9 @@ class DraftPass:
         head = self._layer.head
         self._head = head
         self.logits = torch.zeros((1, head.shape[0]), device=head.device)
-        self._bests = torch.zeros((1, sampling.blocks(head.shape[0])), dtype=torch.int64, device=head.device)
+        blocks = sampling.blocks(head.shape[0])
+        self._bests = torch.zeros((1, blocks), dtype=torch.int64, device=head.device)
+        self._sums = torch.zeros((1, 2, blocks), device=head.device)
 
     @torch.no_grad()
     def run(self, rows: int, number: int) -> None:
@@ -75,9 +97,7 @@ class DraftPass:
         self._moe.run(last, self._routed.narrow(1), number)
         reading.run(last)
         multiply(last.u if self._head.dtype == torch.float32 else last.u_rounded, self._head, self.logits)
-        sampling.greatest(self.logits, self._bests, self.best)
-        total = (self.logits - self.logits.amax(1, keepdim=True)).exp_().sum(1)
-        fetch(total.reciprocal_(), self.share)
+        sampling.likeliest(self.logits, self._bests, self._sums, self.best, self.share)
         self._chained.copy_(last.x.flatten(1))
         if rows > 1:
             self._waiting[0].copy_(self._waiting[rows - 1])
@@ -93,23 +113,22 @@ class DraftPass:
         """The layer's input enters: streams fp32 [R, S * H] of each row, embedded the token after it."""
         fetch(said.first.view(torch.int32), inputs.first.view(torch.int32))
         layer, spec, rows = self._layer, self._spec, len(streams)
-        a, rounded = self._streams.narrow(rows), layer.fc_streams.dtype
-        embedded = rms(inputs.embedded[:rows], spec.eps) * layer.norm_embedding
-        normed = (rms(streams, spec.eps) * layer.norm_streams).view(-1, spec.hidden)  # [R * S, H]
-        e = torch.empty_like(embedded)
-        multiply(embedded.to(rounded), layer.fc_embedding, e)
-        multiply(normed.to(rounded), layer.fc_streams, a.x.view(-1, spec.hidden))
-        a.x.add_(e[:, None])
+        a, e = self._streams.narrow(rows), self._entering.narrow(rows)
+        normed(inputs.embedded[:rows], layer.norm_embedding, e.embedded_rounded, spec.eps)
+        normed(streams, layer.norm_streams, e.streams_rounded, spec.eps)
+        multiply(e.embedded_rounded, layer.fc_embedding, e.embedded)
+        multiply(e.streams_rounded.view(-1, spec.hidden), layer.fc_streams, a.x.view(-1, spec.hidden))
+        a.x.add_(e.embedded[:, None])
         a.result.zero_()
         a.injection.zero_()
         return a, Angles(*(part[:rows] for part in inputs.angles))
 
     def erase(self) -> None:
         """Zeroes what is kept of earlier passes, the last guess's streams among it."""
-        for part in (self._streams, self._attended, self._routed):
+        for part in (self._entering, self._streams, self._attended, self._routed):
             for tensor in part.tensors():
                 tensor.zero_()
-        for tensor in (self._chained, self.logits, self._bests, self.best, self.share):
+        for tensor in (self._chained, self.logits, self._bests, self._sums, self.best, self.share):
             tensor.zero_()
         for each in (self.inputs, self.said, self._inputs_late, self.said_late):
             each.buffer.zero_()

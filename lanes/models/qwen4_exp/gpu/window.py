@@ -1,8 +1,9 @@
 """A decode window, whole: 1 to 4 rows of the seated sequence through every block to logits. Launches only.
 
-`run(rows)` enqueues; it allocates nothing that outlives it, awaits nothing and reads nothing back, so that it can be
-captured as a few graphs a number of rows. What differs between windows the host writes into `said`; launches bring it
-into `inputs`, on the device: rows of n-gram tables before the layer that reads them, the rest first of all.
+`run(rows)` enqueues; it allocates nothing, awaits nothing and reads nothing back, so that it can be captured as a few
+graphs a number of rows, and `erase` reaches all that is left of it. What differs between windows the host writes into
+`said`; launches bring it into `inputs`, on the device: rows of n-gram tables before the layer that reads them, the rest
+first of all.
 
 Not here: capturing (graphs), what is said to a window and what comes of it (model).
 Invariants: the state in the seat lags one window behind: the rows that `inputs.accepted` counts are brought in first.
