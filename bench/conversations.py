@@ -41,7 +41,7 @@ from shared_experts.park_server import ParkServer
 ANSWER_TOKENS = 8
 COUNTS = (1, 2, 4, 8)
 LIMIT_S = 3600.0
-SETTLE_S = 60.0
+SETTLE_S, QUIET_S = 60.0, 0.2
 VOCABULARY = 500  # ids below the special ones of every preset
 
 
@@ -86,9 +86,14 @@ class Lane:
         return status.counters
 
     def settle(self, parks: int) -> None:
-        """Waits until so many conversations were parked, or no more are for a while: the lane is idle then."""
-        end_s = time.monotonic() + SETTLE_S
-        while self.counters().parks < parks and time.monotonic() < end_s:
+        """Until so many conversations were parked and nothing more is: the lane is idle then. Not for ever."""
+        end_s, last, since_s = time.monotonic() + SETTLE_S, -1, 0.0
+        while (now_s := time.monotonic()) < end_s:
+            counted = self.counters()
+            if counted.park_bytes != last:
+                last, since_s = counted.park_bytes, now_s
+            elif counted.parks >= parks and now_s > since_s + QUIET_S:
+                return
             time.sleep(0.02)
 
 
@@ -165,7 +170,7 @@ def moving(lanes: Sequence[Lane], root: list[int], turns: int, added: int) -> di
                 read_again = max(read_again, moved.read_tokens - moved.new_tokens)
                 moved_s.append(moved.first_token_s)
                 stayed_s.append(stayed.first_token_s)
-            lanes[turn % 2].settle(parks[turn % 2] + 1)
+            lanes[turn % 2].settle(parks[turn % 2] + (1 if turn % 2 else 2))  # the stayer, too, where it is
     return {
         "cross_lane_resume_equal": equal,
         "read_again_tokens_max": read_again,
@@ -200,7 +205,9 @@ def on_gpu(synthetic: Synthetic, run: Path, options: argparse.Namespace) -> dict
     with contextlib.ExitStack() as stack:
         stack.enter_context(synthetic.lend(run / "owner.sock"))
         stack.enter_context(ParkServer(run / "park.sock", options.park))
-        vram = ("--device", options.device, "--vram-budget", options.vram_budget)
+        vram = ["--device", options.device, "--vram-budget", options.vram_budget]
+        if options.prefill_chunk:
+            vram += ["--prefill-chunk", str(options.prefill_chunk)]
         return measured(_lanes(stack, synthetic.folder, run, options, *vram), options)
 
 
@@ -249,6 +256,7 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--device", choices=["cpu", "cuda"], default="cpu")
     add("--scale", choices=sorted(SHAPES), help="a synthetic model, whose owner is this process; what a GPU needs")
     add("--vram-budget", default="16GiB", help="of a lane of a synthetic model (default: 16GiB)")
+    add("--prefill-chunk", type=int, help="of a lane of a synthetic model, in tokens (default: the lane's)")
     add("--cores", action="append", help="of a lane, once for each (default: all that there are, for both)")
     add("--counts", type=int, nargs="+", default=COUNTS, help="of conversations on a lane (default: 1 2 4 8)")
     add("--root", type=int, default=25_000, help="tokens of system prompt and tools (default: 25000)")
@@ -271,7 +279,8 @@ def conditions(options: argparse.Namespace) -> dict[str, object]:
     return {
         "root_tokens": options.root, "turns": options.turns, "added_tokens": options.added,
         "answer_tokens": ANSWER_TOKENS, "device": options.device, "lanes": "two processes, drafts off",
-        "cores": options.cores, "cpus": os.cpu_count(), "state_budget_bytes": options.state_budget,
+        "cores": options.cores, "prefill_chunk": options.prefill_chunk, "cpus": os.cpu_count(),
+        "state_budget_bytes": options.state_budget,
         "park_bytes": options.park,
     }  # fmt: skip
 

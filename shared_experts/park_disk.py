@@ -23,13 +23,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from shared_experts import limits
+from shared_experts import limits, park_digest
 from shared_experts.errors import ParkRefused
 from shared_experts.park_index import Mark
 from shared_experts.park_memory import Bytes
 
 MAGIC = b"XPWYPARK"
-VERSION = 1
+VERSION = 2
 SUFFIX = ".park"
 _HEAD = struct.Struct("<8sI32s16sII")
 _MARK = struct.Struct("<II16s")
@@ -183,7 +183,7 @@ def _taken(status: os.stat_result) -> int:
 def _parts(saved: Saved, read: Callable[[int], bytes]) -> Iterator[Bytes]:
     for digest, size in saved.parts:
         data = np.frombuffer(read(size), np.uint8)
-        if data.shape[0] != size or xxhash.xxh3_128_digest(data.data) != digest:
+        if data.shape[0] != size or park_digest.of_bytes(data) != digest:
             raise ParkRefused("a damaged part")
         yield data
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from shared_experts import limits
 from shared_experts.errors import ParkFull, ParkRefused
+from shared_experts.park_segments import FreeSegments
 
 Tenant = bytes  # 16 bytes that stand for a tenant's salt
 Digest = bytes  # 16 bytes
@@ -88,8 +89,7 @@ class ParkIndex:
 
     def __init__(self, segments: int, segment_bytes: int) -> None:
         self.segments, self.segment_bytes = segments, segment_bytes
-        self._fresh = 0  # segments below it were in use once
-        self._free: list[int] = []
+        self._free = FreeSegments(segments)
         self._blobs: dict[tuple[Tenant, Digest], Blob] = {}
         self._whole: OrderedDict[int, Entry] = OrderedDict()  # least recently used first
         self._roots: OrderedDict[int, Entry] = OrderedDict()
@@ -103,12 +103,12 @@ class ParkIndex:
     @property
     def used_segments(self) -> int:
         """Segments that belong to a blob."""
-        return self._fresh - len(self._free)
+        return self._free.touched - self._free.free
 
     @property
     def touched_segments(self) -> int:
         """Segments that have memory behind them."""
-        return self._fresh
+        return self._free.touched
 
     def __len__(self) -> int:
         return len(self._by_change)
@@ -133,9 +133,9 @@ class ParkIndex:
                 answers.append(False)
                 continue
             else:
-                before = self._fresh
+                before = self._free.touched
                 blob = Blob(tenant, digest, size_bytes, self._take(-(-size_bytes // self.segment_bytes), fresh))
-                fresh -= self._fresh - before
+                fresh -= self._free.touched - before
                 answers.append(blob.segments)
             blob.users += 1
             held.leased.append(blob)
@@ -276,14 +276,7 @@ class ParkIndex:
 
     def forget_fresh(self) -> list[int]:
         """Free segments whose memory may be given back to the host; they are as never used."""
-        free = set(self._free)
-        given = []
-        while self._fresh and self._fresh - 1 in free:
-            self._fresh -= 1
-            free.discard(self._fresh)
-            given.append(self._fresh)
-        self._free = [segment for segment in self._free if segment < self._fresh]
-        return given
+        return self._free.forget_fresh()
 
     def _trim(self, entry: Entry) -> None:
         shared = 0
@@ -327,22 +320,13 @@ class ParkIndex:
         if not blob.users:
             if self._blobs.get((blob.tenant, blob.digest)) is blob:
                 del self._blobs[blob.tenant, blob.digest]
-            self._free.extend(blob.segments)
+            self._free.give(blob.segments)
 
     def _take(self, count: int, fresh: int) -> tuple[int, ...]:
-        while True:
-            unused = min(fresh, self.segments - self._fresh)
-            if len(self._free) + unused >= count:
-                break
+        while (taken := self._free.take(count, fresh)) is None:
             if not self.evict():
                 raise ParkFull("the park pool is full of what is in use")
-        kept = max(0, len(self._free) - count)
-        taken = self._free[kept:]  # as they were given back: mostly side by side and ascending
-        del self._free[kept:]
-        new = count - len(taken)
-        taken += range(self._fresh, self._fresh + new)
-        self._fresh += new
-        return tuple(taken)
+        return taken
 
     def _used(self, entry: Entry) -> None:
         (self._whole if entry.number in self._whole else self._roots).move_to_end(entry.number)

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import numpy as np
 import structlog
-import xxhash
 
+from shared_experts import park_digest
 from shared_experts.errors import ParkError, ParkRefused
 from shared_experts.park_disk import ParkDisk, Saved, longer_form
 from shared_experts.park_index import Blob, Entry, ParkIndex
@@ -119,7 +119,7 @@ class ParkKeeper:
     def _bytes(self, blobs: list[Blob], part: int) -> Bytes:
         data = np.empty(blobs[part].size_bytes, np.uint8)
         self._memory.read(blobs[part].segments, data)
-        if xxhash.xxh3_128_digest(data.data) != blobs[part].digest:
+        if park_digest.of_bytes(data) != blobs[part].digest:
             raise ParkRefused("a part was damaged in the pool")
         return data
 

@@ -16,8 +16,8 @@ Every reply has `punches`: how often the owner gave memory of free segments back
 pool pins them anew when it has changed: segments that were given back are other pages now.
 
 Not here: sockets, what an entry is (park_index). Invariants: nothing of a message is used before its type and range
-were looked at; a message is at most `PARK_MESSAGE_BYTES`; who changes a word above changes `VERSION`, and lanes and
-owners of different ones do without each other.
+were looked at; a message is at most `PARK_MESSAGE_BYTES`; who changes a word above or what a part is called changes
+`VERSION`, and lanes and owners of different ones do without each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import msgpack
 from shared_experts import limits
 from shared_experts.errors import ParkRefused
 
-VERSION = 2
+VERSION = 3
 ID_BYTES = 16  # of a tenant, a digest, a chain value, a generation
 
 

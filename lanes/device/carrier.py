@@ -36,6 +36,7 @@ from lanes.state.carrier import Carrier, Job, Part, Segments
 from lanes.state.errors import SnapshotRefused
 from lanes.state.host import Arrival
 from lanes.state.sequence import SequenceState
+from shared_experts import park_digest
 from shared_experts.errors import ParkRefused
 from shared_experts.park_memory import ParkMemory
 
@@ -47,7 +48,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Digest(Future[bytes]):
-    """Of one part, by the first of the threads that come to it."""
+    """Of a piece of a part, by the first of the threads that come to it."""
 
     def __init__(self, take: Callable[..., bytes], *given: Any) -> None:
         super().__init__()
@@ -68,10 +69,11 @@ class _Digest(Future[bytes]):
 
 
 class _Under(Job):
-    """Digests that threads take."""
+    """Digests that threads take, of each part's pieces."""
 
-    def __init__(self, digests: list[_Digest], quick: Executor) -> None:
-        self._digests, self._quick, self._hurried = digests, quick, False
+    def __init__(self, parts: list[list[_Digest]], quick: Executor) -> None:
+        self._parts, self._quick, self._hurried = parts, quick, False
+        self._digests = [digest for part in parts for digest in part]
 
     def hurry(self) -> None:
         """What no thread has come to is for those that nobody computes beside, too."""
@@ -89,7 +91,7 @@ class _Under(Job):
 
     def names(self) -> list[bytes]:
         """Once they are."""
-        return [digest.result() for digest in self._digests]
+        return _names(self._parts)
 
 
 class DeviceCarrier(Carrier):
@@ -117,28 +119,28 @@ class DeviceCarrier(Carrier):
 
     def out(self, memory: ParkMemory, parts: Sequence[Part], places: Sequence[Segments], *, hurry: bool) -> Job:
         """Seated parts by copies, others by threads."""
-        digests: list[_Digest] = []
+        found: list[list[_Digest]] = []
         threads = self._quick if hurry else self._slow
         try:
             for group in pages.groups(list(zip(parts, places, strict=True)), self.batch_bytes):
                 if group[0][0].seated:
-                    digests += self._send(memory, group, threads)
+                    found += self._send(memory, group, threads)
                     continue
                 for part, segments in group:
                     # What may be given back before a thread has come to it is copied now.
-                    tensors = [each if self._stays(each) else each.clone() for each in part.tensors()]
-                    runs = memory.runs(segments, part.size_bytes)
-                    digests.append(_Digest(_by_hand, memory, tensors, runs, self._stopping))
-                    threads.submit(digests[-1].take)
+                    tensors = [each if part.kept or self._stays(each) else each.clone() for each in part.tensors()]
+                    pieces = park_digest.cut(memory.runs(segments, part.size_bytes))
+                    given = ((memory, tensors, at * park_digest.PIECE_BYTES, runs) for at, runs in enumerate(pieces))
+                    found.append(_taken_by(threads, [_Digest(_by_hand, *each, self._stopping) for each in given]))
         finally:  # `settle` knows of what has begun, also before something that failed
-            self._under = [one for one in self._under if not one.done()] + digests
-        return _Under(digests, self._quick)
+            self._under = [one for one in self._under if not one.done()] + [one for part in found for one in part]
+        return _Under(found, self._quick)
 
     def back(
         self, memory: ParkMemory, parts: Sequence[Part], places: Sequence[Segments], names: Sequence[bytes]
     ) -> None:
         """Copies, and digests beside them."""
-        digests: list[_Digest] = []
+        found: list[list[_Digest]] = []
         for group in pages.groups(list(zip(parts, places, strict=True)), self.batch_bytes):
             piece = self._staging.piece(sum(part.size_bytes for part, _ in group))
             runs = self._runs(memory, group)
@@ -151,8 +153,8 @@ class DeviceCarrier(Carrier):
             pages.scatter(piece.memory, [part for part, _ in group], memory, runs)
             piece.free_after(self._side.computed())
             # After all that reads the segments, this thread too: what is written there before is in the digest.
-            digests += self._digested(memory, runs, landed, self._quick)
-        if [digest.result() for digest in digests] != list(names):
+            found += self._digested(memory, runs, landed, self._quick)
+        if _names(found) != list(names):
             raise SnapshotRefused("a damaged part")
 
     def settle(self) -> None:
@@ -201,7 +203,7 @@ class DeviceCarrier(Carrier):
 
     def _send(
         self, memory: ParkMemory, group: list[tuple[Part, Segments]], threads: ThreadPoolExecutor
-    ) -> list[_Digest]:
+    ) -> list[list[_Digest]]:
         piece = self._staging.piece(sum(part.size_bytes for part, _ in group))
         pages.gather(piece.memory, [part for part, _ in group])
         self._side.after_compute()
@@ -216,12 +218,10 @@ class DeviceCarrier(Carrier):
 
     def _digested(
         self, memory: ParkMemory, parts: list[pages.Runs], arrival: Arrival, threads: Executor
-    ) -> list[_Digest]:
+    ) -> list[list[_Digest]]:
         """Of parts in the pool, by these threads."""
-        digests = [_Digest(_digest, memory, runs, arrival) for runs in parts]
-        for digest in digests:
-            threads.submit(digest.take)
-        return digests
+        pieces = [park_digest.cut(runs) for runs in parts]
+        return [_taken_by(threads, [_Digest(_digest, memory, runs, arrival) for runs in part]) for part in pieces]
 
     def _runs(self, memory: ParkMemory, group: list[tuple[Part, Segments]]) -> list[pages.Runs]:
         """Where each part is in the pool; all of it is registered from here on."""
@@ -244,8 +244,18 @@ def threads_on(cores: Sequence[int]) -> int:
     return max(2, min(MOST_THREADS, len(cores) or len(os.sched_getaffinity(0))))
 
 
+def _taken_by(threads: Executor, digests: list[_Digest]) -> list[_Digest]:
+    for digest in digests:
+        threads.submit(digest.take)
+    return digests
+
+
+def _names(parts: list[list[_Digest]]) -> list[bytes]:
+    return [park_digest.of_pieces([digest.result() for digest in pieces]) for pieces in parts]
+
+
 def _digest(memory: ParkMemory, runs: pages.Runs, arrival: Arrival) -> bytes:
-    """Of a part in the pool, once copies that concern it have ended."""
+    """Of a piece in the pool, once copies that concern it have ended."""
     arrival.wait()
     digest = xxhash.xxh3_128()
     for offset, size_bytes in runs:
@@ -253,22 +263,31 @@ def _digest(memory: ParkMemory, runs: pages.Runs, arrival: Arrival) -> bytes:
     return digest.digest()
 
 
-def _by_hand(memory: ParkMemory, tensors: Sequence[torch.Tensor], runs: pages.Runs, stop: threading.Event) -> bytes:
-    """Tensors in host memory, by this thread alone. The digest is of the source: what happens to the pool is seen."""
-    digest, left = xxhash.xxh3_128(), deque(runs)
-    for data in itertools.chain(*map(_flat, tensors)):
-        at = 0
-        while at < data.shape[0]:
-            if stop.is_set():
-                raise ParkRefused("given up")
-            offset, size_bytes = left.popleft()
-            step = min(size_bytes, data.shape[0] - at, AT_ONCE_BYTES)
-            piece = data[at : at + step]
-            digest.update(piece.data)
-            memory.view(offset, step)[:] = piece
-            at += step
-            if step < size_bytes:
-                left.appendleft((offset + step, size_bytes - step))
+def _by_hand(
+    memory: ParkMemory, tensors: Sequence[torch.Tensor], at: int, runs: pages.Runs, stop: threading.Event
+) -> bytes:
+    """A piece of tensors in host memory, from their byte `at` on, by this thread alone. The digest is of the source:
+    what happens to the pool is seen."""
+    digest, left, skipped = xxhash.xxh3_128(), deque(runs), at
+    for tensor in tensors:
+        if not left:
+            break
+        if tensor.nbytes <= skipped:
+            skipped -= tensor.nbytes
+            continue
+        for data in _flat(tensor):
+            at, skipped = min(skipped, data.shape[0]), max(0, skipped - data.shape[0])
+            while left and at < data.shape[0]:
+                if stop.is_set():
+                    raise ParkRefused("given up")
+                offset, size_bytes = left.popleft()
+                step = min(size_bytes, data.shape[0] - at, AT_ONCE_BYTES)
+                piece = data[at : at + step]
+                digest.update(piece.data)
+                memory.view(offset, step)[:] = piece
+                at += step
+                if step < size_bytes:
+                    left.appendleft((offset + step, size_bytes - step))
     return digest.digest()
 
 

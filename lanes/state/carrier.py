@@ -40,6 +40,11 @@ class Rows:
         """Whether they are in a seat."""
         return self.state.seated
 
+    @property
+    def kept(self) -> bool:
+        """Whether nobody writes them: the conversation goes on, or goes."""
+        return False
+
     @classmethod
     def of(cls, state: SequenceState, pages: Iterable[int], tokens: int, until: int) -> list[Rows]:
         """Pages by number of a conversation of so many tokens."""
@@ -58,6 +63,7 @@ class Fixed:
 
     of: tuple[torch.Tensor, ...]
     seated: bool = False
+    kept: bool = False  # nobody writes them, for as long as somebody refers to them
 
     @property
     def size_bytes(self) -> int:

@@ -140,7 +140,7 @@ class Parking:
         resident.pages = names[:settled]
         header = Header(self._identity, tenant, resident.ids.copy(), tuple(names), tuple(marks))
         data = torch.from_numpy(np.frombuffer(header.encode(), np.uint8).copy())
-        yield from self._one(client, tenant, Fixed((data,)))
+        yield from self._one(client, tenant, Fixed((data,), kept=True))
         told = [(m.tokens, resident.chain_at(m.tokens), -(-m.tokens // limits.PAGE_TOKENS)) for m in marks]
         number = client.publish(tenant, len(names), told)
         offered = tuple((tokens, chain) for tokens, chain, _ in told)

@@ -5,9 +5,9 @@
     page     what its tokens have in every growing buffer, end to end, in the order of `SequenceState.rows`
     checkpoint                                               in the order of `SequenceState.fixed`
 
-A part is named by the xxh3-128 of its bytes. Not here: where the bytes are (parking). Invariants: parsing a header
-reads nothing outside it and believes no number before its range was looked at; bytes enter a state only after their
-digest, taken over the copy that is used, was the expected one.
+A part is named by a digest of its bytes (shared_experts.park_digest). Not here: where the bytes are (parking).
+Invariants: parsing a header reads nothing outside it and believes no number before its range was looked at; bytes enter
+a state only after their digest, taken over the copy that is used, was the expected one.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
 
 from lanes import limits
 from lanes.state.errors import SnapshotRefused
 from lanes.state.reuse import Ids
 from lanes.state.sequence import SequenceState
 from lanes.state.shape import StateShape
+from shared_experts import park_digest
 
 MAGIC = b"XPWYCONV"
-VERSION = 1
+VERSION = 2
 DIGEST_BYTES = 16
 MOST_MARKS = 64
 _HEAD = struct.Struct("<8sI32s16s16sIII")
@@ -117,7 +117,7 @@ def tenant_key(salt: bytes, routing: bytes = b"") -> bytes:
 
 def digest(data: Bytes) -> bytes:
     """The name of a part."""
-    return xxhash.xxh3_128_digest(data.data)
+    return park_digest.of_bytes(data)
 
 
 def pack(tensors: Sequence[torch.Tensor]) -> Bytes:

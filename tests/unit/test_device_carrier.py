@@ -23,6 +23,7 @@ from lanes.state.carrier import Fixed, Rows
 from lanes.state.checkpoint import Checkpoint
 from lanes.state.seat import Seat
 from lanes.state.sequence import SequenceState
+from shared_experts import park_digest
 from shared_experts.errors import ParkRefused
 from shared_experts.park_memory import ParkMemory
 from shared_experts.park_server import ParkServer
@@ -38,6 +39,7 @@ ALIKE = replace(SHAPE, attention={1: _ONE, 2: _ONE, 3: _OTHER, 5: _ONE, 6: _ONE,
 @pytest.fixture
 def pool(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "PAGE_TOKENS", 16)
+    monkeypatch.setattr(park_digest, "PIECE_BYTES", 300)  # parts of several pieces, no whole number of segments
     with ParkServer(tmp_path / "park.sock", 4 << 20, segment_bytes=512) as server:
         yield server
 
@@ -202,6 +204,34 @@ def test_memory_that_the_owner_gave_back_is_registered_anew(lane, pool, monkeypa
     assert lane().turn([*ids(120, seed=2), 3, 4], [5]) == 121
 
 
+def test_pieces_that_threads_take_are_the_names_that_every_lane_knows(lane, pool):
+    """Parked from a seat, and from host memory; taken back by threads, and by a lane that has none."""
+    a, prompt = lane(), ids(100)
+    a.turn(prompt, [1], marks=(30,))
+    a.settle()
+    first = {blob.digest for entry in pool.index._by_change.values() for blob in entry.blobs()}
+    sizes = [blob.size_bytes for entry in pool.index._by_change.values() for blob in entry.blobs()]
+    assert max(sizes) > 3 * park_digest.PIECE_BYTES
+    by_itself = SeatedLane(pool.path)
+    for one in (lane(), by_itself):
+        assert one.turn([*prompt, 1, 5], [6]) == 101
+    while pool.index.evict():
+        pass
+    again = lane()
+    again.turn(prompt, [1], marks=(30,), beside=False)
+    again.turn(ids(30, seed=1), [2], beside=False)  # the first one left its seat
+    again.settle()
+    assert first <= {digest for _, digest in pool.index._blobs}
+    while pool.index.evict():
+        pass
+    plain = SeatedLane(pool.path)
+    plain.turn(prompt, [1], marks=(30,))
+    plain.settle()
+    assert first <= {digest for _, digest in pool.index._blobs}
+    for one in (by_itself, plain):
+        one.close()
+
+
 def test_segments_of_another_tenant_are_zero(lane, pool):
     a = lane()
     a.turn(ids(150), [1], tenant=b"a")
@@ -264,7 +294,7 @@ def test_what_began_before_a_refusal_is_waited_for(lane, monkeypatch):
     (segments,) = client.room(b"t" * 16, [512])
     begun, gate, real, waited = threading.Event(), threading.Event(), carriers._by_hand, []
     monkeypatch.setattr(carriers, "_by_hand", lambda *given: (begun.set(), gate.wait(60), real(*given))[2])
-    parts = [Fixed((torch.ones(512, dtype=torch.uint8),)) for _ in range(2)]
+    parts = [Fixed((torch.ones(256, dtype=torch.uint8),)) for _ in range(2)]
     with pytest.raises(ParkRefused, match="fewer segments"):
         a.carrier.out(client.memory, parts, [segments, ()], hurry=False)
     assert begun.wait(60)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lanes import limits
+from shared_experts import park_digest
 from shared_experts.park_server import ParkServer
 from tests.fakes.device_lane import CONTEXT, SeatedLane
 from tests.fakes.late_host import LateHost
@@ -21,6 +22,7 @@ MADE = {
 def lanes(tmp_path, monkeypatch, request):
     """As on a CPU; with copies that come as late as they may; as on a GPU, played on the CPU."""
     monkeypatch.setattr(limits, "PAGE_TOKENS", 16)
+    monkeypatch.setattr(park_digest, "PIECE_BYTES", 300)
     with ParkServer(tmp_path / "park.sock", 4 << 20, segment_bytes=512) as server:
         made = [MADE[request.param](server.path) for _ in range(2)]
         yield made
