@@ -31,6 +31,7 @@ PROCESS_BYTES = 350 << 20  # a lane's own heap, libraries and page tables: bench
 GPU_FIXED_BYTES = 1808 << 20  # a CUDA context, slices of activations and what nobody uses: lanes/limits.py
 HOST_FLOOR_BYTES = 1 << 30  # left to the kernel, the page cache, owner and coordinator
 PREFILL_CHUNK_TOKENS = 8192  # where half of the free memory holds the activations of so many
+PREFILL_ROWS_IN_PLACE = 1024  # of a chunk; the others' activations lie in the cache's memory: lanes/limits.py
 SKEW = 0.22  # hottest 10 % of experts take 60 % of the reads: hits = share ** SKEW
 ASSUMPTIONS = (
     "one active conversation per lane; drafts off; context short enough that reading keys does not count",
@@ -38,7 +39,7 @@ ASSUMPTIONS = (
     "CPU lanes keep dense weights in fp32, GPU lanes as the pack has them",
     "a lane of its own takes 350 MiB of process; 1 GiB of RAM stays free",
     "a GPU lane has one conversation in VRAM, others and the embedding in RAM; context and slices: 1.8 GiB",
-    "half of what is then free, at most, is for a prompt's chunk of up to 8,192 rows",
+    "half of what is then free, at most, is a prompt's chunk's of up to 8,192 rows while it is read, else the cache's",
     "beside GPU lanes, of a host of 8 cores one, of 24 two are the doors' (spare)",
 )
 
@@ -127,7 +128,11 @@ def plan(sizes: ModelSizes, host: Host, load: Load, rates: Rates, lanes: int) ->
     # States go in and out of VRAM through a staging area as large as their fixed part.
     room = host.vram_bytes - (dense + one + sizes.fixed_state_bytes + GPU_FIXED_BYTES if gpu else 0)
     rows = max(0, min(PREFILL_CHUNK_TOKENS, room // (2 * sizes.chunk_row_bytes))) if gpu else 0
-    cache = max(0, min(room - rows * sizes.chunk_row_bytes, every_expert) // sizes.record_bytes * sizes.record_bytes)
+    in_place = min(rows, PREFILL_ROWS_IN_PLACE)
+    cache, beside_a_chunk = (
+        max(0, min(room - held * sizes.chunk_row_bytes, every_expert) // sizes.record_bytes * sizes.record_bytes)
+        for held in (in_place, rows)
+    )
     lane_ram = PROCESS_BYTES + (embedding + state - one if gpu else dense + state + cache)
     ram = sizes.region_bytes + lanes * lane_ram
     share = cache / every_expert
@@ -143,7 +148,7 @@ def plan(sizes: ModelSizes, host: Host, load: Load, rates: Rates, lanes: int) ->
         reasons.append(f"cores: {lanes} lanes on {host.cores}")
     low, high = (_step(sizes, element, rates, gpu, max(1, cores), lanes, hit) for hit in hits)
     speeds = (1.0 / low[0], 1.0 / high[0])
-    reading = _prefill(sizes, element, rates, every_expert - cache, rows) if gpu else {}
+    reading = _prefill(sizes, element, rates, every_expert - beside_a_chunk, rows) if gpu else {}
     return Plan(
         lanes=lanes,
         cores_per_lane=cores,

@@ -96,6 +96,7 @@ PROFILE_EVERY_S = 60.0  # written that often while a lane works, and at its end
 # GPU lanes
 CUDA_CONTEXT_BYTES = 912 << 20  # of a budget: the context, kernels, captured graphs, what cuBLAS takes
 CUDA_WORKSPACE_BYTES = 640 << 20  # of a budget: what eager passes take in slices of bounded size, and fragments
+PROMPT_ROWS_IN_PLACE = 1024  # of a pass whose activations have memory of their own; of more the expert cache lends it
 VRAM_RESERVE_BYTES = 256 << 20  # of a budget: never used
 HANDSHAKE_S = 10.0  # a doorbell that does not ring, or with a quarter more a thread that does not answer, ends the lane
 

@@ -90,7 +90,7 @@ def cuda_parts(opened: Opened) -> Parts:
         measured = _layer_pace(records, info, spec.experts_per_token, device.device)
     divided, chunk = divide(opened, spec, seat_bytes + staging_bytes, measured)
     cuda.limit(device, divided.most_allocated_bytes)
-    slots = DeviceSlots(divided.slots, info.record_bytes, device.device)
+    slots = DeviceSlots(divided.slots, info.record_bytes, device.device, divided.spare)
     cache = ExpertCache(records, info, divided.cache_bytes, opened.cache_policy, counters, slots)
     experts = GpuExperts(cache, info, spec.experts_per_token, counters, device.device)
     kernel, rates = _share(opened, experts, cache, measured)
@@ -172,6 +172,8 @@ def _reading(
     few_rows = max(limits.MAX_WINDOW_TOKENS + 1, min(FEW_ROWS, most_rows // 2))
     with cache.at_rest():
         window, few = (timed(runner, counters, vocab, rows) for rows in (limits.MAX_WINDOW_TOKENS, few_rows))
+        if most_rows > limits.PROMPT_ROWS_IN_PLACE:
+            cache.give()  # now, and not below: its memory is no activations'
         before_bytes = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         many = timed(runner, counters, vocab, most_rows, repeats=1) if most_rows > few_rows else few
@@ -252,13 +254,16 @@ def divide(opened: Opened, spec: Spec, state_bytes: int, pace: LayerPace) -> tup
     layer = Layer(absent * info.record_bytes / pace.link_bytes_per_s, pace.expert_row_s)
     chunk = of_device(config.prefill_chunk_rows, free_bytes, row_bytes, layer)
     rows = max(chunk.rows, limits.MAX_WINDOW_TOKENS)
-    needs = dataclasses.replace(needs, workspace_bytes=needs.workspace_bytes + rows * row_bytes)
+    in_place = min(rows, limits.PROMPT_ROWS_IN_PLACE)
+    needs = dataclasses.replace(
+        needs, workspace_bytes=needs.workspace_bytes + in_place * row_bytes, lent_bytes=(rows - in_place) * row_bytes
+    )
     found = plan(
         config.vram_budget_bytes, limits.VRAM_RESERVE_BYTES, needs, info.record_bytes, info.layers * info.experts
     )
     _log.info(
         "vram_budget", bytes=found.budget_bytes, reserve=found.reserve_bytes, context=needs.context_bytes,
         dense=needs.dense_bytes, state=needs.state_bytes, workspace=needs.workspace_bytes, tables=needs.table_bytes,
-        cache=found.cache_bytes, slots=found.slots,
+        cache=found.cache_bytes, slots=found.slots, spare=found.spare,
     )  # fmt: skip
     return found, chunk

@@ -10,10 +10,10 @@ CPU lane slots are private memory, so that budget, policy and counters are real 
     settle()          between windows: whatever `pause` has put off
 
 Invariant: `addresses[layer, expert]` is the slot of a resident expert, else its place in the shared region; both hold
-the same bytes. The table changes in `turn`, `pause`, `settle` and `lend` only, which the engine calls between windows,
-and in `think` where it is told that nobody reads it any more. An admitted expert is resident from the first of them
-that finds its copy done: at once where copying is synchronous, windows later where it runs beside them. Its slot is its
-own from the beginning.
+the same bytes. The table changes in `turn`, `pause`, `settle`, `lend` and `give` only, which the engine calls between
+windows, and in `think` where it is told that nobody reads it any more. An admitted expert is resident from the first of
+them that finds its copy done: at once where copying is synchronous, windows later where it runs beside them. Its slot
+is its own from the beginning.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class ExpertCache:
         self._budget = Budget(room, max(1, (swap_bytes or self._slots.swap_bytes) // record_bytes))
         self._free = list(range(room - 1, -1, -1))  # the lowest slot is taken first
         self._place = np.array([self._slots.address(slot) for slot in range(room)], np.uint64)  # of every slot
+        self._away, self._given = 0, False  # of the last slots, and whether somebody has their memory
         self._slot = np.full(layers * experts, -1, np.int64)
         self._coming: list[tuple[Arrival, Ints, Ints]] = []  # copies under way, of keys to slots, the oldest first
         self._due: list[tuple[Mark, Ints, Ints]] = []  # copies that `think` begins
@@ -186,7 +187,7 @@ class ExpertCache:
 
     @property
     def room(self) -> int:
-        """Slots in all, but for those that are lent."""
+        """Slots in all, but for those that are lent or away."""
         return self._budget.slots
 
     @contextlib.contextmanager
@@ -199,26 +200,55 @@ class ExpertCache:
         self._carry_out()
         self._begin_copies()
         self._arrive()
-        short = count - len(self._free)
-        if short > 0:
-            here = np.flatnonzero(self.resident.reshape(-1))
-            victims = here[np.lexsort((here, self._state.last_used[here], self._state.uses[here]))[:short]]
-            kept = self._state.resident.copy()
-            kept[victims] = False
-            self._state = replace(self._state, resident=kept)
-            self._drop(victims)
-            self._counters.cache_evictions += victims.shape[0]
-            self._counters.cache_used_bytes -= victims.shape[0] * self.record_bytes
+        self._lose(np.flatnonzero(self.resident.reshape(-1)), count - len(self._free))
         lent = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        self._budget = replace(self._budget, slots=self._budget.slots - len(lent))
-        if self._owed is not None:  # no plan counts on slots that are away
-            budget = replace(self._owed.budget, slots=self._budget.slots)
-            self._owed = replace(self._owed, budget=budget)
+        self._room_is(self.room - len(lent))
         try:
             yield lent
         finally:
-            self._budget = replace(self._budget, slots=self._budget.slots + len(lent))
+            self._room_is(self.room + len(lent))
             self._free.extend(lent)
+
+    def give(self) -> None:
+        """The spare slots' memory is somebody else's until `take`; between windows, and not while slots are lent.
+
+        The least used experts lose their slots, and others move out of the spare ones.
+        """
+        self._given = True
+        first, going = len(self._place) - self._slots.spare, self._slots.spare - self._away
+        if not going:
+            return
+        self._carry_out()
+        self._begin_copies()
+        self._arrive()
+        held = np.flatnonzero(self._slot >= 0)
+        self._lose(held, len(held) - first)
+        moving = np.flatnonzero(self._slot >= first)
+        places, here = self._place[self._slot[moving]], self.resident.reshape(-1)[moving]
+        unused = self._unused[moving] | ~here
+        self._drop(moving)
+        self._free = [slot for slot in self._free if slot < first]
+        slots = np.array([self._free.pop() for _ in moving], np.int64)
+        self._slot[moving] = slots
+        arrival = self._slots.copy(list(zip(slots.tolist(), places.tolist(), strict=True)))
+        self._coming.append((arrival, moving, slots))
+        self._slots.give()  # which awaits all copies
+        self._arrive()
+        self._unused[moving] = unused
+        self._away += going
+        self._room_is(self.room - going)
+
+    def take(self) -> None:
+        """The spare slots are experts' again, as many as can be had; between windows."""
+        if not self._given:
+            return
+        self._given = False
+        first = len(self._place) - self._away
+        back = range(first, first + self._slots.take())
+        self._place[first : back.stop] = [self._slots.address(slot) for slot in back]
+        self._free = [*reversed(back), *self._free]
+        self._away -= len(back)
+        self._room_is(self.room + len(back))
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -245,6 +275,24 @@ class ExpertCache:
     def slots(self) -> npt.NDArray[np.int64]:
         """The slot of every key, -1 where it has none."""
         return self._slot.copy()
+
+    def _lose(self, keys: Ints, count: int) -> None:
+        """The least used `count` of these keys have no slots any more."""
+        if count <= 0:
+            return
+        victims = keys[np.lexsort((keys, self._state.last_used[keys], self._state.uses[keys]))[:count]]
+        kept = self._state.resident.copy()
+        kept[victims] = False
+        self._state = replace(self._state, resident=kept)
+        self._drop(victims)
+        self._counters.cache_evictions += victims.shape[0]
+        self._counters.cache_used_bytes -= victims.shape[0] * self.record_bytes
+
+    def _room_is(self, slots: int) -> None:
+        """No plan counts on slots that are away."""
+        self._budget = replace(self._budget, slots=slots)
+        if self._owed is not None:
+            self._owed = replace(self._owed, budget=replace(self._owed.budget, slots=slots))
 
     def _carry_out(self) -> None:
         """The plan becomes the table's: what is dropped is gone, what is admitted has its slot."""

@@ -46,9 +46,16 @@ class Slots(Protocol):
     """Room for records."""
 
     swap_bytes: int  # that may be copied between two windows
+    spare: int  # slots, the last ones, whose memory can be given away for a while
 
     def address(self, slot: int) -> int:
-        """Where a slot begins, for whoever reads it."""
+        """Where a slot begins, for whoever reads it; one that is given away has no place."""
+
+    def give(self) -> None:
+        """The spare slots' memory is anybody's, once all copies are done; what was in it is lost."""
+
+    def take(self) -> int:
+        """Slots, the first of those that were given, that have memory again: another place than before, perhaps."""
 
     def mark(self) -> Mark:
         """All that the device has been given so far."""
@@ -85,6 +92,7 @@ class HostSlots:
     """Private memory of this process; a copy is done when the call returns."""
 
     swap_bytes = limits.SWAP_BYTES_PER_WINDOW
+    spare = 0
 
     def __init__(self, slots: int, record_bytes: int) -> None:
         self._record_bytes = record_bytes
@@ -93,6 +101,13 @@ class HostSlots:
     def address(self, slot: int) -> int:
         """In this process."""
         return self._buffer.ctypes.data + slot * self._record_bytes
+
+    def give(self) -> None:
+        """Nothing is spare."""
+
+    def take(self) -> int:
+        """Nothing was given."""
+        return 0
 
     def mark(self) -> Mark:
         """All is done at once."""

@@ -41,7 +41,7 @@ class Rig:
 
     def __init__(
         self, device: str = "cpu", slots: int = 0, policy=adaptive, *, format: str = "q4g32", hidden: int = 64,
-        inner: int = 32, layers: int = 3, experts: int = 12, chosen: int = 3,
+        inner: int = 32, layers: int = 3, experts: int = 12, chosen: int = 3, spare: int = 0,
     ) -> None:  # fmt: skip
         self.device, self.chosen = device, chosen
         self.region = FakeRegion(format, hidden, inner, layers, experts)
@@ -52,7 +52,7 @@ class Rig:
         seen: Region = self.region
         if device == "cuda":
             seen = Pinned(self.region)
-            memory = DeviceSlots(slots_of(info, budget), info.record_bytes, torch.device(device))
+            memory = DeviceSlots(slots_of(info, budget), info.record_bytes, torch.device(device), spare)
         self.cache = ExpertCache(seen, info, budget, policy, self.counters, memory, swap_bytes=budget)
         self.experts = GpuExperts(self.cache, info, chosen, self.counters, device)
         self.kernel = ExpertKernel(self.region.layout, threads=1)

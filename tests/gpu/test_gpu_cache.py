@@ -95,6 +95,27 @@ def test_nothing_is_allocated_by_a_window():
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
+def test_spare_slots_are_given_to_a_pass_and_come_back():
+    rig = Rig("cuda", 40, spare=30, **SIZES)
+    with Captured(rig, 1) as window:
+        for seed in range(12):
+            window.check(seed)
+        before = torch.cuda.memory_reserved()
+        for turn in range(3):
+            hits = rig.counters.expert_hits
+            rig.cache.give()
+            assert rig.cache.room == 10
+            assert torch.cuda.memory_reserved() <= before - 30 * rig.cache.record_bytes
+            taken = torch.full((30 * rig.cache.record_bytes,), 0xEE, dtype=torch.uint8, device="cuda")
+            rig.window(100 + turn, 70, prompt=True)
+            del taken
+            for seed in range(12):  # the first of them takes the slots back
+                window.check(seed)
+            assert rig.cache.room == 40
+            assert rig.counters.expert_hits > hits
+    rig.experts.settle()
+
+
 def test_link_and_products_are_measured():
     rig = Rig("cuda", 0, **SIZES)
     info, device = rig.region.info, torch.device("cuda")

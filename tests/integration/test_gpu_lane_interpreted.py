@@ -226,3 +226,10 @@ def test_a_chunk_is_planned_for(pack):
     config.prefill_chunk_rows = 1024
     divided, chunk = divide(opened, spec, 0, LayerPace(1e3, 1e-9))
     assert (chunk.rows, divided.needs.workspace_bytes) == (1024, limits.CUDA_WORKSPACE_BYTES + 1024 * row_bytes)
+    assert (divided.needs.lent_bytes, divided.spare) == (0, 0)
+    config.prefill_chunk_rows = 8192  # and a budget that it has to share with the cache
+    config.vram_budget_bytes += 7168 * row_bytes - divided.left_bytes - divided.cache_bytes // 2
+    divided, chunk = divide(opened, spec, 0, LayerPace(1e3, 1e-9))
+    assert divided.needs.workspace_bytes == limits.CUDA_WORKSPACE_BYTES + 1024 * row_bytes
+    assert divided.needs.lent_bytes == 7168 * row_bytes
+    assert divided.spare == divided.slots // 2

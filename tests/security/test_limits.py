@@ -424,6 +424,7 @@ NO_BOUND = {
     "lanes.GPU_SWAP_BYTES_PER_WINDOW": "more waits for the next window",
     "lanes.CUDA_CONTEXT_BYTES": "a part of a budget, set aside",
     "lanes.CUDA_WORKSPACE_BYTES": "a part of a budget, set aside",
+    "lanes.PROMPT_ROWS_IN_PLACE": "a size; the expert cache lends what longer passes take",
     "lanes.VRAM_RESERVE_BYTES": "a part of a budget, set aside",
     "lanes.SWAP_BYTES_PER_WINDOW": "more waits for the next window",
     "shared_experts.BLOCK_BYTES": "more is read in parts",

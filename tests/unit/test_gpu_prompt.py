@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
+from lanes import limits
 from lanes.counters import Counters
 from lanes.experts.gpu.slots import runs
 from lanes.experts.policy import Touched
@@ -15,6 +16,7 @@ from lanes.experts.store import Interrupted
 from lanes.kernels import grouped
 from lanes.models.near import Near
 from tests.fakes.gpu_experts import Rig
+from tests.fakes.spare_slots import with_spare
 
 pytestmark = [
     pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu"),
@@ -121,6 +123,28 @@ def test_what_routing_is_told_is_what_the_device_reads():
     assert rig.cache.resident[0].sum() == 1
     assert rig.cache.resident[0][ids.numpy()].all()
     assert counters.prompt_choices == 9
+
+
+def test_a_very_long_window_has_the_spare_slots_until_the_next_decode_window(monkeypatch):
+    monkeypatch.setattr(limits, "PROMPT_ROWS_IN_PLACE", 6)
+    rig = small(8)
+    memory = with_spare(rig.cache, 5)
+    rig.window(1, 6, prompt=True)
+    assert memory.given == 0
+    for seed in (2, 3):
+        rig.window(seed, 7, prompt=True)
+        assert (memory.given, rig.cache.room) == (1, 3)
+    x, ids, weights = rig.choices(np.random.default_rng(4), 7)
+    rig.experts.begin_prompt(7)
+    rig.experts.forward(0, x, ids, weights)
+    rig.experts.discard_window()  # cancelled
+    assert rig.cache.room == 3
+    rig.experts.begin_window(1)
+    assert rig.cache.room == 8
+    rig.experts.discard_window()
+    whole(rig.cache, 8)
+    rig.window(6, 7, prompt=True)
+    assert memory.given == 2
 
 
 @pytest.mark.parametrize("layers", [0, 1, 2])

@@ -71,9 +71,10 @@ def test_the_large_model_on_a_gpu_is_what_its_parts_were_measured_to_be():
 
 
 def test_the_cache_of_a_gpu_lane_is_nearly_what_a_lane_planned_for_itself():
-    """16 GiB on an H200, context of 16,384 tokens: 4.45 GB beside a chunk of 8,192 rows (its log: `vram_budget`)."""
+    """16 GiB on an H200, context of 16,384 tokens: 4.45 GB beside a chunk of 8,192 rows (its log: `vram_budget`); 7,168
+    of them lie in memory that the cache has between prompts."""
     found = plan(LARGE, Host("cuda", 256 * GIB, 16 * GIB, 16), Load(4, 16384), Rates(), 1)
-    assert found.cache_bytes == pytest.approx(4.453e9, rel=0.03)
+    assert found.cache_bytes == pytest.approx(4.453e9 + 7168 * LARGE.chunk_row_bytes, rel=0.03)
     assert found.prefill_chunk_tokens == 8192
     more = plan(LARGE, Host("cuda", 256 * GIB, 16 * GIB, 16), Load(5, 16384), Rates(), 1)
     assert more.cache_bytes == found.cache_bytes
@@ -143,7 +144,8 @@ def test_a_small_budget_gives_half_of_what_is_free_to_a_chunk():
     found = plan(LARGE, host, Load(1, 1096), Rates(), 1)
     assert 0 < found.prefill_chunk_tokens < 8192
     chunk_bytes = found.prefill_chunk_tokens * LARGE.chunk_row_bytes
-    assert found.cache_bytes == pytest.approx(chunk_bytes, rel=0.01)
+    lent_bytes = chunk_bytes - 1024 * LARGE.chunk_row_bytes
+    assert found.cache_bytes - lent_bytes == pytest.approx(chunk_bytes, rel=0.01)
 
 
 @pytest.mark.parametrize(("lanes", "measured_ms"), [(1, 12.6), (2, 13.4)])

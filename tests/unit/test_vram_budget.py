@@ -12,11 +12,11 @@ sizes = st.integers(0, 1 << 36)
 
 
 @given(
-    budget=sizes, reserve=sizes, needs=st.builds(Needs, sizes, sizes, sizes, sizes, sizes),
+    budget=sizes, reserve=sizes, needs=st.builds(Needs, sizes, sizes, sizes, sizes, sizes, sizes),
     record=st.integers(4096, 1 << 23), records=st.integers(1, 30_000),
 )  # fmt: skip
 def test_the_parts_never_exceed_the_budget(budget, reserve, needs, record, records):
-    if reserve + needs.total_bytes > budget:
+    if reserve + needs.total_bytes + needs.lent_bytes > budget:
         with pytest.raises(VramTooSmall):
             plan(budget, reserve, needs, record, records)
         return
@@ -24,6 +24,9 @@ def test_the_parts_never_exceed_the_budget(budget, reserve, needs, record, recor
     assert 0 <= found.slots <= records
     assert found.left_bytes >= 0
     assert found.left_bytes < record or found.slots == records
+    assert 0 <= found.spare <= found.slots
+    assert found.spare * record + found.left_bytes >= needs.lent_bytes
+    assert found.spare == 0 or (found.spare - 1) * record + found.left_bytes < needs.lent_bytes, "no more than it takes"
     assert found.most_allocated_bytes == budget - reserve - needs.context_bytes
 
 

@@ -2,7 +2,8 @@
 
     attach(share)                            host, once: the CPU takes its share of decoder layers' misses from here on
     begin_window(rows)                       host, before the window's launches or its graph's replay
-    begin_prompt(rows)                       host, before a window of many rows: its experts may begin to come
+    begin_prompt(rows)                       host, before a window of many rows: its experts may begin to come; of very
+                                             many it has the spare slots' memory until the next decode window
     launch(layer, x, ids, weights, out)      enqueues kernels; nothing is allocated, waited for or read back
     launch_routed(layer, x, scores, ...)     the same from a router's scores, without the sum over a row's experts
     (the stream has finished)
@@ -106,6 +107,7 @@ class GpuExperts:
         """
         self._rows = self._kept = rows
         self._open = True
+        self._cache.take()
         self._resident_then = self._cache.resident.copy()
         self._version = self._cache.version  # the first layer's launch fetches it
         if self.share is not None:
@@ -127,6 +129,8 @@ class GpuExperts:
         """A window of so many rows through every decoder layer in order begins, by `forward`."""
         if rows <= limits.MAX_WINDOW_TOKENS:
             return
+        if rows > limits.PROMPT_ROWS_IN_PLACE:
+            self._cache.give()
         means = self.feeding(rows)
         self._counters.ahead_tokens += rows * means.ahead
         self._prompt.begin_window(means)

@@ -10,11 +10,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 import torch
 
 from lanes import limits
 from lanes.experts.gpu import driver
 from lanes.experts.slots import Mark, Took
+
+_log = structlog.get_logger(__name__)
+PIECE_SLOTS = 64
 
 
 class DeviceArrival:
@@ -48,20 +52,54 @@ class DeviceArrival:
 
 
 class DeviceSlots:
-    """Implements `lanes.experts.slots.Slots`; all its memory is taken here and now."""
+    """Implements `lanes.experts.slots.Slots`; all its memory is taken here and now, the spare slots' in pieces: what
+    cannot be had again as a whole comes back in part."""
 
     swap_bytes = limits.GPU_SWAP_BYTES_PER_WINDOW
 
-    def __init__(self, slots: int, record_bytes: int, device: torch.device) -> None:
-        self._record_bytes, self._device = record_bytes, device
-        self._memory = torch.empty(max(1, slots) * record_bytes, dtype=torch.uint8, device=device)
-        self._first = self._memory.data_ptr()
+    def __init__(self, slots: int, record_bytes: int, device: torch.device, spare: int = 0) -> None:
+        """Raises torch.OutOfMemoryError where there is no room."""
+        self._record_bytes, self._device, self.spare = record_bytes, device, spare
+        self._fixed = max(1, slots) - spare
+        self._memory = self._room(self._fixed)
+        self._pieces: list[torch.Tensor] = []  # PIECE_SLOTS each, the last one what is left
         self._stream = torch.cuda.Stream(device)
         self._tables: list[torch.Tensor] = []
+        while (missing := spare - self._held) > 0:
+            self._pieces.append(self._room(min(PIECE_SLOTS, missing)))
+
+    @property
+    def _held(self) -> int:
+        """Spare slots that have memory."""
+        return min(self.spare, len(self._pieces) * PIECE_SLOTS)
+
+    def _room(self, slots: int) -> torch.Tensor:
+        return torch.empty(slots * self._record_bytes, dtype=torch.uint8, device=self._device)
 
     def address(self, slot: int) -> int:
         """On the device."""
-        return self._first + slot * self._record_bytes
+        if slot < self._fixed:
+            return self._memory.data_ptr() + slot * self._record_bytes
+        piece, rest = divmod(slot - self._fixed, PIECE_SLOTS)
+        return self._pieces[piece].data_ptr() + rest * self._record_bytes
+
+    def give(self) -> None:
+        """To torch's allocator, and from there to whoever asks the driver."""
+        # The allocator knows nothing of the copies and kernels that use a piece on other streams.
+        torch.cuda.synchronize(self._device)
+        self._pieces.clear()
+        torch.cuda.empty_cache()
+
+    def take(self) -> int:
+        """As many pieces as the allocator has or gets."""
+        before = self._held
+        torch.cuda.empty_cache()  # what passes have left behind, in sizes of theirs
+        try:
+            while (missing := self.spare - self._held) > 0:
+                self._pieces.append(self._room(min(PIECE_SLOTS, missing)))
+        except torch.OutOfMemoryError:
+            _log.warning("slots_away", slots=self.spare - self._held)
+        return self._held - before
 
     def mark(self) -> Mark:
         """An event of the current stream."""
