@@ -25,7 +25,7 @@ class Frozen:
             assert time.monotonic() < until, f"no thread is named {name}"
             tasks = Path("/proc/self/task").iterdir()
             found = [int(task.name) for task in tasks if (task / "comm").read_text().strip() == name]
-        (self._thread,) = found
+        (self.thread,) = found
         libc.signal(signal.SIGUSR1, ctypes.cast(libc.pause, ctypes.c_void_p))
         libc.signal(signal.SIGUSR2, ctypes.cast(libc.getpid, ctypes.c_void_p))  # a handler that returns
         self._send(signal.SIGUSR1)
@@ -36,4 +36,4 @@ class Frozen:
         self._libc.signal(signal.SIGUSR1, None)  # its default again
 
     def _send(self, number: int) -> None:
-        assert self._libc.tgkill(os.getpid(), self._thread, number) == 0
+        assert self._libc.tgkill(os.getpid(), self.thread, number) == 0

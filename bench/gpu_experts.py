@@ -154,7 +154,7 @@ def climbed(bench: Bench, share: Share, rates: Rates, windows: int) -> dict[str,
     share.search(rates)
     window, rng = Window(bench, 1, share), np.random.default_rng(23)
     sets, biases = [bench.ids(rng, 1, 0.25) for _ in range(SETS)], []
-    share.on_split = lambda bias, line, counts: biases.append((bias, counts[:11].tolist()))
+    share.on_split = lambda found: biases.append((found.bias, found.counts[:11].tolist()))
     times = [window.milliseconds(sets[number % SETS]) for number in range(windows)]
     return {
         "windows": windows, "found": biases[-3:], "first_100_ms": round(statistics.median(times[:100]), 3),

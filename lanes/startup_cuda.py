@@ -27,16 +27,15 @@ from lanes.device.side import Side
 from lanes.device.staging import Staging, size_for
 from lanes.errors import CudaUnavailable
 from lanes.experts.cache import ExpertCache
-from lanes.experts.cpu_line import Line
 from lanes.experts.gpu.experts import GpuExperts
 from lanes.experts.gpu.pace import SLOTS, LayerPace, measure
 from lanes.experts.gpu.prompt import Means
 from lanes.experts.gpu.rates import Rates, copy_misses
 from lanes.experts.gpu.reading import Reading
+from lanes.experts.gpu.share import Found
 from lanes.experts.gpu.slots import DeviceSlots
 from lanes.experts.gpu.start import cores_of, start_share
 from lanes.experts.native import ExpertKernel
-from lanes.experts.split import I32
 from lanes.models import load_model
 from lanes.models.load import DTYPES, dense_bytes
 from lanes.models.near import Near
@@ -223,11 +222,13 @@ def _share(
     cache.price(copy_misses(copy_us, started.rates))
     _log.info("cache_price", copy_us=round(copy_us, 1), copy_misses=round(cache.copy_misses, 2))
 
-    def found(bias: float, line: Line, counts: I32) -> None:
-        cache.price(copy_misses(copy_us, dataclasses.replace(started.rates, cpu_us=line.each_us)))
+    def found(now: Found) -> None:
+        line = now.line
+        cache.price(copy_misses(copy_us, dataclasses.replace(started.rates, cpu_us=line.each_us, link_us=now.link_us)))
         _log.info(
-            "expert_split", bias=bias, cpu_us=round(line.each_us, 1), cpu_start_us=round(line.start_us, 1),
-            cpu_of_misses=counts.tolist(), copy_misses=round(cache.copy_misses, 2),
+            "expert_split", bias=now.bias, link_us=round(now.link_us, 1), cpu_us=round(line.each_us, 1),
+            cpu_start_us=round(line.start_us, 1), cpu_of_misses=now.counts.tolist(),
+            copy_misses=round(cache.copy_misses, 2),
         )  # fmt: skip
 
     started.share.on_split = found

@@ -54,6 +54,7 @@ class _Config(ctypes.Structure):
         ("addresses", ctypes.c_void_p),
         ("silence_ns", ctypes.c_int64),
         ("spent", ctypes.c_void_p),
+        ("times", ctypes.c_void_p),
     )
 
 
@@ -63,6 +64,7 @@ class Tables:
 
     addresses: npt.NDArray[np.uint64]  # [L, E] of the records, in this process
     spent: npt.NDArray[np.int64]  # [P + 1, 2] written by the thread, in windows: see share.h
+    times: npt.NDArray[np.int64]  # [L, 2] the same of the last window
 
 
 def block_of(kernel: ExpertKernel, rows: int, chosen: int) -> Block:
@@ -96,6 +98,7 @@ class CpuShare:
             check_array("addresses", tables.addresses, np.uint64, layers, experts),
             int(silence_s * 1e9),
             check_array("spent", tables.spent, np.int64, rows * chosen + 1, 2),
+            check_array("times", tables.times, np.int64, layers, 2),
         )  # fmt: skip
         share = ctypes.c_void_p()
         self._native.check(

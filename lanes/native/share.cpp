@@ -81,6 +81,7 @@ struct expert_share {
     const int64_t now = now_ns();
     progress_ns.store(now);
     config.spent[2 * jobs] += 1, config.spent[2 * jobs + 1] += std::min(now - rung_ns, kMostSpentNs);
+    config.times[2 * (n - 1)] = rung_ns, config.times[2 * (n - 1) + 1] = now;
     return __atomic_compare_exchange_n(word(at.done), &before, n, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
   }
   uint64_t* word(int64_t offset) const { return reinterpret_cast<uint64_t*>(block + offset); }
@@ -196,7 +197,7 @@ EXPORT int share_create(expert_pool* pool, const expert_layout* layout, const sh
   share_block at;
   if (!pool || !valid(layout) || !config || !block || reinterpret_cast<uintptr_t>(block) % 64 || core < -1 ||
       core >= kMaxCores || config->layers < 1 || config->experts < 1 || !config->addresses || !config->spent ||
-      config->silence_ns < 1 || share_block_of(config->rows, config->chosen, layout->hidden, &at))
+      !config->times || config->silence_ns < 1 || share_block_of(config->rows, config->chosen, layout->hidden, &at))
     return EXPERT_BAD_ARGUMENT;
   try {
     const size_t pairs = size_t(config->rows) * config->chosen;
@@ -218,7 +219,7 @@ EXPORT int share_create(expert_pool* pool, const expert_layout* layout, const sh
 }
 
 EXPORT int share_arm(expert_share* share, uint64_t count) {
-  if (!share || !count || share->stopping.load()) return EXPERT_BAD_ARGUMENT;
+  if (!share || !count || count > uint64_t(share->config.layers) || share->stopping.load()) return EXPERT_BAD_ARGUMENT;
   // Whoever has seen the last layer done may be here before the thread has said that it is idle.
   while (share->state.load() == SHARE_ARMED &&
          __atomic_load_n(share->word(share->at.done), __ATOMIC_ACQUIRE) == share->count.load()) {

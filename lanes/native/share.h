@@ -60,6 +60,8 @@ typedef struct {
   int64_t silence_ns;
   int64_t* spent;  // [rows * chosen + 1, 2] of layers with so many experts for the CPU: how many, ns from doorbell to answer;
                    // only ever added to, by the thread, in a window
+  int64_t* times;  // [L, 2] of the last window, when its layer's doorbell was seen and when it was answered, CLOCK_MONOTONIC;
+                   // written by the thread before it answers
 } share_config;
 
 // Byte offsets inside a block, every part on a multiple of 64, the whole of 4096.
@@ -80,7 +82,7 @@ int32_t expert_work(int32_t rows, int32_t chosen, const int32_t* ids, int32_t ex
 // thread could not be waited for, and they must live for ever.
 int share_create(expert_pool* pool, const expert_layout* layout, const share_config* config, uint8_t* block,
                  int32_t core, expert_share** share);
-// A window of `count` layers begins: both words become 0. EXPERT_BAD_ARGUMENT unless idle.
+// A window of `count` layers, L at most, begins: both words become 0. EXPERT_BAD_ARGUMENT unless idle.
 int share_arm(expert_share* share, uint64_t count);
 // The state now; never waits.
 int32_t share_check(const expert_share* share);

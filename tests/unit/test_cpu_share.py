@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from lanes.errors import HandshakeLost
 from lanes.experts.native import ExpertKernel
 from lanes.experts.share import CpuShare, Tables, block_of
 from lanes.experts.split import marked, split
-from tests.fakes.descriptors import threads
 from tests.fakes.gpu_side import GpuSide
 from tests.fakes.records import FakeRegion
 
@@ -29,6 +29,7 @@ class Bench:
         self.tables = Tables(
             np.array([[self.region.record_address(n, e) for e in range(EXPERTS)] for n in range(LAYERS)], np.uint64),
             np.zeros((PAIRS + 1, 2), np.int64),
+            np.zeros((LAYERS, 2), np.int64),
         )
         size = block_of(self.kernel, ROWS, CHOSEN).bytes
         raw = np.zeros(size + 64, np.uint8)
@@ -87,6 +88,9 @@ def test_windows_of_every_size(bench):
             check.run(b.tables.addresses[layer, part.taken], part.offsets, part.pair_rows, x, want)
             np.testing.assert_array_equal(b.gpu.y[: len(want)], want)
             assert np.isnan(b.gpu.y[len(want) :]).all()  # nothing else was written
+        times = b.tables.times.reshape(-1)
+        assert (np.diff(times) >= 0).all()  # seen, answered, seen, ...
+        assert times[0] > 0
     number, spent_ns = b.tables.spent.T
     np.testing.assert_array_equal(number, shares)
     assert ((spent_ns > 0) == (shares > 0)).all()
@@ -98,6 +102,11 @@ def test_a_window_in_flight_is_not_armed_again(bench):
     assert b.share.check()
     with pytest.raises(ValueError, match="out of bounds"):
         b.share.arm(2)
+
+
+def test_a_window_has_no_more_layers_than_there_are(bench):
+    with pytest.raises(ValueError, match="out of bounds"):
+        bench().share.arm(LAYERS + 1)
 
 
 def test_silence_inside_a_window_ends_it_and_none_between_windows_does(bench):
@@ -168,18 +177,21 @@ def test_a_stopped_thread_is_noticed_and_comes_back_to_nothing(bench):
 
 
 def test_a_stopped_thread_that_comes_back_late_finds_all_there_and_computes_nothing(bench):
-    before = threads("expert-share")
     b = bench(silence_s=0.5)
     b.share.arm(2)
     b.gpu.ring(1, 0, b.choose(1), np.zeros((1, HIDDEN), np.float32))
     assert b.gpu.wait(1)
     frozen = Frozen()
+    thread = Path(f"/proc/self/task/{frozen.thread}")
     b.gpu.ring(2, 1, b.choose(1), np.zeros((1, HIDDEN), np.float32))
     b.ended("does not get on")
     b.share.close()
     b.kernel.close()
     frozen.thaw()
-    assert threads("expert-share", before) == before
+    until_s = time.monotonic() + 60
+    while thread.exists() and time.monotonic() < until_s:
+        time.sleep(0.001)
+    assert not thread.exists()
     assert np.isnan(b.gpu.y).all()
 
 

@@ -61,7 +61,7 @@ static int handshake() {
   std::vector<uint64_t> addresses;
   for (int i = 0; i < layers * experts; ++i)
     addresses.push_back(reinterpret_cast<uintptr_t>(first + i % experts * 8192));
-  std::vector<int64_t> spent((pairs + 1) * 2);
+  std::vector<int64_t> spent((pairs + 1) * 2), times(layers * 2);
   share_block at;
   if (share_block_of(rows, chosen, l.hidden, &at)) return 10;
   auto* block = static_cast<uint8_t*>(std::aligned_alloc(64, at.bytes));
@@ -72,9 +72,9 @@ static int handshake() {
     expert_pool* pool;
     expert_share* share;
     if (expert_pool_create(1, nullptr, 2, &pool)) return 11;
-    share_config config{layers, experts, rows, chosen, addresses.data(), silence, nullptr};
+    share_config config{layers, experts, rows, chosen, addresses.data(), silence, spent.data(), nullptr};
     if (share_create(pool, &l, &config, block, -1, &share) != EXPERT_BAD_ARGUMENT) return 16;
-    config.spent = spent.data();
+    config.times = times.data();
     if (share_create(pool, &l, &config, block, -1, &share)) return 12;
     float sum = 0;
     for (int window = 0; window < 5 && silence > 5'000'000; ++window) {
@@ -105,6 +105,8 @@ static int handshake() {
   int64_t timed = 0;
   for (int count = 0; count <= pairs; ++count) timed += spent[2 * count];
   if (timed != 5 * layers) return 17;
+  for (int n = 0; n < layers; ++n)
+    if (times[2 * n] > times[2 * n + 1] || (n && times[2 * n] < times[2 * n - 1])) return 18;
   return 0;
 }
 

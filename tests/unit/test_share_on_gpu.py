@@ -118,7 +118,7 @@ def test_a_start_finds_a_doorbell_and_a_split(rig, monkeypatch):
     assert min(started.rates.link_us, started.rates.link_alone_us) > 0
     assert started.share.counts.tolist() == sorted(started.share.counts.tolist())
     told = []
-    started.share.on_split = lambda bias, line, counts: told.append((bias, counts))
+    started.share.on_split = lambda found: told.append((found.bias, found.counts))
     monkeypatch.setattr("lanes.experts.gpu.share.after", lambda climb, rows, ns: replace(climb, bias=-2.0))
     r.shared_window(1, 1)
     assert told[0][0] == -2.0
@@ -132,7 +132,7 @@ def test_the_split_follows_what_the_threads_layers_took(rig, monkeypatch):
     monkeypatch.setattr("lanes.experts.cpu_line.LEAST", 2.0)
     r, told = rig(), []
     share = r.experts.share
-    share.on_split = lambda bias, line, counts: told.append((line, counts))
+    share.on_split = lambda found: told.append((found.line, found.counts))
     share.search(rates.Rates(link_us=1e6, cpu_us=1e6, cpu_start_us=0.0, link_alone_us=1e6, cpu_alone_us=1e6))
     before = share.counts
     assert 0 < before[CHOSEN] < CHOSEN
@@ -146,6 +146,44 @@ def test_the_split_follows_what_the_threads_layers_took(rig, monkeypatch):
     for seed in range(2):
         r.shared_window(seed, 1)
     assert len(told) == 1, "a split that was given stays"
+
+
+def test_a_window_tells_what_its_layers_took_and_whose_their_misses_were(rig, monkeypatch):
+    counts = np.arange(4 * CHOSEN + 1, dtype=np.int32) // 2
+    r, told = rig(slots=6, counts=counts), []
+    monkeypatch.setattr(r.experts.share, "learn", lambda *given: told.append(given))
+    for seed, rows in enumerate((1, 4, 2)):
+        resident = r.cache.resident.copy()
+        r.shared_window(seed, rows)
+        seen_rows, times, sides = told.pop()
+        assert seen_rows == rows
+        assert times.shape == (LAYERS, 2)
+        assert (np.diff(times.reshape(-1)) >= 0).all()
+        rng, misses = np.random.default_rng(seed), []
+        for layer in range(LAYERS):
+            _, ids, _ = r.choices(rng, rows)
+            misses.append(len({int(e) for e in ids.reshape(-1) if not resident[layer, int(e)]}))
+        assert sides.sum(axis=1).tolist() == misses
+        assert sides[:, 0].tolist() == [int(counts[each]) for each in misses]
+    assert r.counters.expert_hits > 0
+    r.window(5, 1)  # which the CPU has no share of
+    assert not told
+
+
+def test_the_split_follows_what_the_link_is_seen_to_take(rig, monkeypatch):
+    """Believed to be slow, the link is asked for more once it is believed to be fast."""
+    monkeypatch.setattr("lanes.experts.gpu.share._LOOK", 2)
+    monkeypatch.setattr("lanes.experts.link_cost.judged", lambda known, windows: replace(known, link_us=1e-3))
+    monkeypatch.setattr("lanes.experts.cpu_line.LEAST", 1e9)  # nothing is learnt of the CPU
+    r, told = rig(), []
+    share = r.experts.share
+    share.on_split = told.append
+    share.search(rates.Rates(link_us=1e6, cpu_us=1e3, cpu_start_us=0.0, link_alone_us=1e6, cpu_alone_us=1e6))
+    assert share.counts[CHOSEN] == CHOSEN
+    for seed in range(4):
+        r.shared_window(seed, 1)
+    assert told[-1].link_us == 1e-3
+    assert share.counts[CHOSEN] == 0
 
 
 def test_doorbells_that_do_wrong_are_refused(rig, monkeypatch):

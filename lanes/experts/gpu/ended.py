@@ -28,6 +28,7 @@ class Ended:
     resident: npt.NDArray[np.bool_]  # [L, E]
     kept: int  # rows that were right
     borrowed: Borrowed | None
+    times: npt.NDArray[np.int64] | None = None  # [L, 2] of its layers, where the CPU had its share (Share.end)
 
     def touched(self) -> Touched:
         """What the cache learns from."""
@@ -52,6 +53,17 @@ class Ended:
             counters.streamed_bytes += streamed.records * record_bytes
             counters.streaming_ns += streamed.copying_ns
             counters.stream_wait_ns += streamed.waiting_ns
+
+    def sides(self, layers: int) -> npt.NDArray[np.int64]:
+        """[layers, 2]: how many experts of each of the first layers were the CPU's, and how many came by the link."""
+        log = self.log[:layers]
+        at, row, k = np.nonzero(log >= 0)
+        told = log[at, row, k]
+        chosen = np.zeros((2, layers, self.resident.shape[1]), np.bool_)
+        chosen[1 - told % 2, at, told // 2] = True
+        chosen[1] &= ~self.resident[:layers]
+        found: npt.NDArray[np.int64] = chosen.sum(axis=2).T
+        return found
 
     def _uses(self, rows: int) -> tuple[Ints, Ints]:
         """(keys ascending, rows of each) [D] of what the first rows chose."""

@@ -218,11 +218,11 @@ class GpuExperts:
         if (self._is_wide or not self._open) and self.device.type == "cuda":  # nobody has waited for the stream
             torch.cuda.current_stream(self.device).synchronize()
         borrowed = self._prompt.end_window()
-        if self.share is not None and self._shared:
-            self.share.end(self._rows)
+        times = self.share.end(self._rows) if self.share is not None and self._shared else None
         ended = Ended(
             self._seen[:-1, : self._rows].copy(), self._first_key, self._wide.copy() if self._is_wide else None,
             self._resident_then if self._open else self._cache.resident.copy(), self._kept, borrowed,
+            times,
         )  # fmt: skip
         self._cache.pause(lambda: self._tell(ended))
         if not self._is_wide and not self._open:  # nothing runs beside what comes next
@@ -242,6 +242,8 @@ class GpuExperts:
         ended.count(self._counters, self._cache.record_bytes)
         if ended.borrowed is not None and (seconds := ended.borrowed.prelude.seconds()) is not None:
             self.paced(ended.kept, seconds)
+        if self.share is not None and ended.times is not None:
+            self.share.learn(ended.log.shape[1], ended.times, ended.sides(len(ended.times)))
         touched = ended.touched()
         if self.recorder is not None and touched.keys.shape[0]:
             self.recorder(touched)

@@ -3,7 +3,7 @@
 Between windows the done word lets every wait pass, so launches that warm kernels up or are captured never hang; what
 they compute is then void. Inside a window (`begin` .. `end`) the thread answers, and an error of either side releases
 the window and stays. Not here: which way of ringing works (probe), how many misses
-the CPU should take (cpu_line, climb).
+the CPU should take (cpu_line, link_cost, climb).
 
 Invariant: the table of counts changes between windows only.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,12 @@ import torch
 
 from lanes import limits
 from lanes.errors import HandshakeLost
-from lanes.experts import cpu_line
+from lanes.experts import cpu_line, link_cost
 from lanes.experts.climb import Climb, after
 from lanes.experts.cpu_line import Line, Seen
 from lanes.experts.gpu.doorbell import Doorbell, KernelWords
 from lanes.experts.gpu.rates import Rates
+from lanes.experts.link_cost import Known
 from lanes.experts.native import ExpertKernel
 from lanes.experts.share import RELEASED, CpuShare, Tables, block_of
 from lanes.experts.split import I32, cpu_share_table
@@ -36,6 +38,16 @@ _ALIGNMENT_BYTES = 64
 _LOOK = 8  # windows between two looks at what the CPU took
 _TELL, _TELL_LOOKS = 0.1, 64  # the part by which the CPU's time must have changed to be told, and how often it is
 _SETTLE_S = 5.0  # from the last answer to the thread's own word that it is idle
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the search has found."""
+
+    bias: float
+    line: Line  # of the CPU
+    link_us: float  # of an expert
+    counts: I32
 
 
 class Share:
@@ -73,20 +85,21 @@ class Share:
         self._table = torch.zeros(pairs + 1, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._counts = self._table.numpy()
         self.cpu_of_misses = torch.zeros(pairs + 1, dtype=torch.int32, device=device)  # the device's
-        self._spent = np.zeros((pairs + 1, 2), np.int64)  # the thread's
+        self._spent = np.zeros((pairs + 1, 2), np.int64)  # the thread's, as
+        self._times = np.zeros((len(addresses), 2), np.int64)  # of the last window
         self._kernel = kernel
-        self._thread = CpuShare(
-            kernel, Tables(addresses, self._spent), memory.numpy(), rows, chosen, core=core, silence_s=silence_s
-        )
+        tables = Tables(addresses, self._spent, self._times)
+        self._thread = CpuShare(kernel, tables, memory.numpy(), rows, chosen, core=core, silence_s=silence_s)
         self._rest()
         self.doorbell: Doorbell = KernelWords(self._rung, self._done)
-        # Is told what the search has found: bias, line, counts.
-        self.on_split: Callable[[float, Line, I32], None] = lambda bias, line, counts: None
-        self._link_us: float | None = None  # nothing is searched without
+        # Is told what the search has found.
+        self.on_split: Callable[[Found], None] = lambda found: None
+        self._link: Known | None = None  # nothing is searched without
         self._climb, self._seen, self._told = Climb(), Seen.of(Line(0.0, 0.0), pairs), Line(0.0, 0.0)
+        self._told_us, self._learnt = 0.0, 0  # of the link; windows
         self._looked, self._windows = self._spent.copy(), 0  # what was spent at the last look; windows since
         self._quiet_looks = 0  # until it may be told again
-        self._began_ns = 0
+        self._began_ns = self._layers = 0
 
     @property
     def words(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,23 +119,35 @@ class Share:
     def split(self, counts: I32) -> None:
         """From the next window on, for good; between windows only."""
         assert ((counts >= 0) & (counts <= np.arange(len(counts)))).all(), "the CPU takes what misses, at most"
-        self._link_us = None
+        self._link = None
         self._set(counts)
 
     def search(self, rates: Rates) -> None:
-        """Splits by these rates at first, and from then on by what windows say (lanes.experts.cpu_line, climb)."""
-        self._link_us, self._climb = rates.link_us, Climb()
-        self._told = Line(rates.cpu_start_us, rates.cpu_us)
+        """Splits by these rates at first, and from then on by what windows say: lanes.experts.cpu_line, link_cost and
+        climb."""
+        self._link, self._climb = Known.of(rates.link_us), Climb()
+        self._told, self._told_us = Line(rates.cpu_start_us, rates.cpu_us), rates.link_us
         self._seen = Seen.of(self._told, len(self._counts) - 1)
         np.copyto(self._looked, self._spent)
-        self._windows = self._quiet_looks = 0
-        self._set(self._wanted(rates.link_us))
+        self._windows = self._quiet_looks = self._learnt = 0
+        self._set(self._wanted(self._link))
 
-    def _wanted(self, link_us: float) -> I32:
+    def learn(self, rows: int, times: npt.NDArray[np.int64], sides: npt.NDArray[np.int64]) -> None:
+        """Of a window that has ended, at any time before the next one does: its layers' times, as `end` gave them, and
+        how many of their experts were the CPU's and how many the link's, [L, 2]."""
+        if self._link is None or len(times) < 2:
+            return
+        layer_us, cpu_us = np.diff(times[:, 0]) / 1e3, (times[:, 1] - times[:, 0]) / 1e3 * (sides[:, 0] > 0)
+        self._link = link_cost.after(self._link, rows, layer_us, cpu_us[:-1], sides[:-1, 1])
+        self._learnt += 1
+        if self._learnt % _LOOK == 0:
+            self._link = link_cost.judged(self._link, _LOOK)
+
+    def _wanted(self, link: Known) -> I32:
         line = self._seen.line.times(2.0**self._climb.used)
-        return cpu_share_table(len(self._counts) - 1, link_us, line.each_us, line.start_us)
+        return cpu_share_table(len(self._counts) - 1, link.link_us, line.each_us, line.start_us)
 
-    def _search_on(self, rows: int, window_ns: int, link_us: float) -> None:
+    def _search_on(self, rows: int, window_ns: int, link: Known) -> None:
         """After a window of `rows` rows; between windows only."""
         before, self._climb = self._climb, after(self._climb, rows, window_ns)
         self._windows += 1
@@ -132,13 +157,14 @@ class Share:
             np.copyto(self._looked, self._spent)
             self._windows, self._quiet_looks = 0, max(0, self._quiet_looks - 1)
         if looks or self._climb.used != before.used:
-            counts = self._wanted(link_us)
+            counts = self._wanted(link)
             if not np.array_equal(counts, self._counts):
                 self._set(counts)
-        moved = looks and not self._quiet_looks and self._seen.line.apart(self._told) > _TELL
+        apart = max(self._seen.line.apart(self._told), abs(link.link_us / self._told_us - 1))
+        moved = looks and not self._quiet_looks and apart > _TELL
         if moved or self._climb.bias != before.bias:
-            self._told, self._quiet_looks = self._seen.line, _TELL_LOOKS
-            self.on_split(self._climb.bias, self._told, self.counts)
+            self._told, self._told_us, self._quiet_looks = self._seen.line, link.link_us, _TELL_LOOKS
+            self.on_split(Found(self._climb.bias, self._told, link.link_us, self.counts))
 
     def _set(self, counts: I32) -> None:
         self._counts[:] = counts
@@ -147,10 +173,12 @@ class Share:
     def begin(self, layers: int) -> None:
         """A window of so many layers begins; raises HandshakeLost after an error."""
         self._thread.arm(layers)
+        self._layers = layers
         self._began_ns = time.monotonic_ns()
 
-    def end(self, rows: int) -> None:
-        """The window's launches, of so many rows, have finished.
+    def end(self, rows: int) -> npt.NDArray[np.int64]:
+        """The window's launches, of so many rows, have finished: when its layers' doorbells were seen and answered, ns
+        [L, 2].
 
         Raises HandshakeLost where the two sides lost each other.
         """
@@ -160,8 +188,9 @@ class Share:
             if time.monotonic() > until_s:
                 raise HandshakeLost("the window ended before the CPU's share of it")
         self._rest()
-        if self._link_us is not None:
-            self._search_on(rows, window_ns, self._link_us)
+        if self._link is not None:
+            self._search_on(rows, window_ns, self._link)
+        return self._times[: self._layers].copy()
 
     def erase(self) -> None:
         """Zeroes what windows have left in the block and in the kernel's scratch; between windows only."""
