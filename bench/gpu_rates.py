@@ -5,9 +5,10 @@
     python -m bench.gpu_rates decode.json --prefill prefill.json --out rates.json
     expressway plan PACK --device cuda --vram 16GiB --rates rates.json
 
-Ceilings are taken as they were measured. What a step takes beyond its bytes at those ceilings is fixed work of its
-layers, handshake included: the median over the steps at forced hit rates. The run under the lane's own cache policy is
-held out: it changes no rate, and says how far the prediction is off. Of prompts, rates are what the lane timed at its
+Ceilings are taken as they were measured. What a step takes beyond dense and resident bytes at them is fixed work of its
+layers, handshake included, and misses at a share of link and CPU together (a layer's misses are few and whole, and it
+waits for the later side): the line through the steps at forced hit rates. Runs under the lane's own cache policy are
+held out: they change no rate, and say how far predictions are off. Of prompts, rates are what the lane timed at its
 start (passes of 16 rows and of a chunk, products of one layer): all prompts of the file are held out, and its longest
 one of a warm cache counts. Not here: any measuring, the prediction's formula of lanes and memory (`expressway plan`).
 Invariant: pure but for reading and writing files.
@@ -16,6 +17,7 @@ Invariant: pure but for reading and writing files.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -38,34 +40,51 @@ def solve(found: Mapping[str, Any]) -> dict[str, Any]:
     ceilings = Ceilings(**{name: gigabytes * 1e9 for name, gigabytes in said.items()})
     layers, dense = int(found["pack"]["layers"]), float(found["dense_bytes_per_step"])
 
-    def least_s(run: Mapping[str, Any]) -> float:
-        return step_s(StepBytes(dense, run["resident_bytes"], run["missed_bytes"]), ceilings)
+    def hits_s(run: Mapping[str, Any]) -> float:
+        return step_s(StepBytes(dense, run["resident_bytes"], 0), ceilings)
+
+    def misses_s(run: Mapping[str, Any]) -> float:
+        return step_s(StepBytes(0, 0, run["missed_bytes"]), ceilings)
 
     if not found["forced"]:
         raise ValueError("no step at a forced hit rate")
-    layer_s = statistics.median((1 / run["tokens_per_s"] - least_s(run)) / layers for run in found["forced"])
-    if layer_s <= 0:
+    layers_s, times = _line([(misses_s(run), 1 / run["tokens_per_s"] - hits_s(run)) for run in found["forced"]])
+    if layers_s <= 0:
         raise ValueError("steps were faster than their bytes at the ceilings: those were measured too low")
     rates = {
         "gpu_gb_per_s": said["hbm_copy"],
         "link_gb_per_s": said["link_beside_cpu"],
         "memory_gb_per_s": said["cpu_beside_link"],
         "core_gb_per_s": round(said["cpu_beside_link"] / cores, 3),
-        "gpu_layer_us": round(layer_s * 1e6, 2),
+        "gpu_layer_us": round(layers_s / layers * 1e6, 2),
+        "gpu_miss_share": round(1 / times, 3),
         "handshake_us": 0.0,  # in the layers'
     }
-    measured = float(found["adaptive"]["tokens_per_s"])
-    predicted = 1 / (least_s(found["adaptive"]) + layers * layer_s)
-    return {
-        "rates": rates,
-        "held_out": {
-            "hit_rate": found["adaptive"]["hit_rate"],
+
+    def told(run: Mapping[str, Any]) -> dict[str, Any]:
+        measured = float(run["tokens_per_s"])
+        predicted = 1 / (hits_s(run) + layers_s + times * misses_s(run))
+        return {
+            "hit_rate": run["hit_rate"],
             "predicted_tokens_per_s": round(predicted, 2),
             "measured_tokens_per_s": measured,
             "predicted_over_measured": round(predicted / measured, 3),
             "within_20_percent": abs(predicted / measured - 1) <= CLOSE,
-        },
+        }
+
+    return {
+        "rates": rates,
+        "held_out": told(found["adaptive"]),
+        "held_out_other_budgets": [told(run) for run in found.get("other_budgets", [])],
     }
+
+
+def _line(seen: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(a, b) of y = a + b * x through (x, y), the middle one of all lines through two of them: one step that went wrong
+    moves nothing. b is 1 at least, as nothing is faster than its ceiling."""
+    slopes = [(d - b) / (c - a) for (a, b), (c, d) in itertools.combinations(seen, 2) if c != a]
+    times = max(1.0, statistics.median(slopes)) if slopes else 1.0
+    return statistics.median(y - times * x for x, y in seen), times
 
 
 def solve_prompts(decoded: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = json.loads(at.read_text())
         solved = solve(found)
-        close = solved["held_out"]["within_20_percent"]
+        close = all(each["within_20_percent"] for each in (solved["held_out"], *solved["held_out_other_budgets"]))
         if at := asked.prefill:
             prompts = solve_prompts(found, json.loads(at.read_text()))
             close = close and prompts.pop("within_20_percent")

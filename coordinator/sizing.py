@@ -6,7 +6,9 @@ A pure function: sizes, a host and rates in, a plan out. What it assumes stands 
 A decode step of one token:
 
     cpu    layers * layer_s + (dense + experts) / rate(lane)      rate(lane) = min(cores * core, memory / lanes)
-    cuda   layers * layer_s + handshake_s + (dense + hits) / gpu + misses / (link + rate(lane))
+    cuda   layers * layer_s + handshake_s + (dense + hits) / gpu + misses / (share * (link + rate(lane)))
+
+Misses do not get all of link and CPU: a layer's are few and whole, and it waits for the later side.
 
 A pass of a GPU lane over a prompt's chunk of R rows; experts cross beside the products of the layer before:
 
@@ -53,7 +55,8 @@ class Rates:
     link_gb_per_s: float = 50.0  # host memory to one GPU
     gpu_gb_per_s: float = 4000.0  # one GPU's own memory
     cpu_layer_us: float = 700.0  # a layer's fixed work on a CPU lane, whatever its size
-    gpu_layer_us: float = 68.0  # a layer beyond its bytes: small kernels, launches, waits; measured on one H200
+    gpu_layer_us: float = 45.0  # a layer beyond its bytes: small kernels, launches; as the next, from decode-h200.json
+    gpu_miss_share: float = 0.83  # of link and CPU together, what misses get of them
     handshake_us: float = 350.0  # a step's exchange between GPU and CPU
     # of a prompt: bytes of weights that are applied to rows, once for each row; and a layer's launches and waits
     gpu_prompt_dense_gb_per_s: float = 92_000.0
@@ -192,7 +195,7 @@ def _step(
         return seconds, bytes_by_source
     seconds = sizes.layers * rates.gpu_layer_us * 1e-6 + rates.handshake_us * 1e-6
     seconds += (dense + experts * hit) / (rates.gpu_gb_per_s * GB)
-    seconds += experts * (1 - hit) / (rates.link_gb_per_s * GB + cpu_rate)
+    seconds += experts * (1 - hit) / (rates.gpu_miss_share * (rates.link_gb_per_s * GB + cpu_rate))
     return seconds, bytes_by_source
 
 
