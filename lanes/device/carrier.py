@@ -166,6 +166,7 @@ class DeviceCarrier(Carrier):
         self._side.copied().wait()
         if self._taken is not None:
             wait([self._taken[1]])
+            self._taken = None
         self._under.clear()
         self._stopping = threading.Event()
 
@@ -184,6 +185,8 @@ class DeviceCarrier(Carrier):
                 _log.info("park_pool_pinned", bytes=self._pins.registered_bytes, seconds=seconds)
             return False
         self._began_s = self._began_s or time.monotonic()
+        if self._taken is not None and self._taken[0] != found and wait([self._taken[1]], LOOK_S).not_done:
+            return True  # one at a time: `settle` waits for all that writes to this map
         if self._taken is None or self._taken[0] != found:
             self._taken = (found, self._quick.submit(memory.populate, *found))
         if wait([self._taken[1]], LOOK_S).done:

@@ -171,10 +171,11 @@ class Conversations:
         if not at_end and (copy := self._copy(resident, position, max_tokens)) is not None:
             return copy
         resident.busy = True  # nothing below may drop it
-        if resident.lent_bytes:
-            self._take_back(resident)
+        lent = resident.lent_bytes > 0
+        self._take_back(resident)
+        if lent and at_end:
             self._make_room(0, keep=resident, seat_bytes=self._bytes(max_tokens))
-        if not at_end:
+        if not at_end:  # what it goes back to is a checkpoint, so room is made once it has
             self._park_whole(resident)
         if self._park is not None:
             self._park.leave_off(resident)
@@ -235,6 +236,8 @@ class Conversations:
         """Drops conversations, least recently used first, then checkpoints of those that run. With a seat, one that is
         to be parked first may do that while who comes, of `seat_bytes`, has the seat."""
         open_one = keep is None or not must
+        busy = [one for one in self._residents.values() if one.busy and one is not keep]  # has the seat by turns
+        seat_bytes = min([seat_bytes, *(self._bytes(one.state.capacity_tokens) for one in busy)])
         while needed_bytes > self.pool.free_bytes or (open_one and not self.pool.free_slots):
             if self._gives_way(needed_bytes - self.pool.free_bytes, seat_bytes):
                 continue

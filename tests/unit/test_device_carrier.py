@@ -366,6 +366,33 @@ def test_the_pool_is_taken_and_registered_before_it_is_needed(lane, monkeypatch)
     assert a.counters.parks == 1
 
 
+def test_memory_is_taken_by_one_thread_at_a_time_and_none_outlives_the_pool(lane, monkeypatch):
+    a, gate, begun, ended = lane(), threading.Event(), [], []
+
+    def populate(self, offset, size):
+        begun.append(offset)
+        assert gate.wait(60)
+        ended.append(offset)
+
+    monkeypatch.setattr(ParkMemory, "populate", populate)
+    a.park.poll()
+    memory = a.park._client.memory
+    assert a.carrier.look(memory)
+    a.carrier._pins.cover(memory, 0, 4096)  # by a parking meanwhile
+    for _ in range(3):
+        assert a.carrier.look(memory), "there is more to do, later"
+    assert begun == [0]
+    wait = carriers.wait
+    monkeypatch.setattr(carriers, "wait", lambda under, *limit: (gate.set(), wait(under, *limit))[1])
+    a.park.close()
+    assert begun == ended, "before the map goes"
+    monkeypatch.setattr(carriers, "wait", wait)
+    a.park._polled_s = -1e9
+    while a.held.idle():  # another connection, another map
+        pass
+    assert ended[1:] == list(range(0, 64 << 10, 4096))
+
+
 def test_a_lane_whose_owner_is_away_starts_all_the_same(tmp_path):
     a = SeatedLane(tmp_path / "none.sock", carried=True)
     a.park.ready()
