@@ -31,7 +31,8 @@ DEFAULT_HTTP = "127.0.0.1:8000"
 DEFAULT_GRPC = "127.0.0.1:8001"
 DEFAULT_PAGE = "127.0.0.1:8002"
 NO_PAGE = "off"
-DEFAULT_PARK = "1GiB"  # taken as it fills
+AUTO = "auto"
+PARK_AUTO = -1  # bytes of the park pool that its owner finds once the region is there
 # A CPU lane's cache is a private copy of experts in host memory, beside the shared region: keep it modest.
 DEFAULT_CPU_BUDGET = "256MiB"
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -105,7 +106,7 @@ class ServeConfig:
     cores_per_lane: int | None
     drain_s: float
     start_timeout_s: float
-    park_bytes: int = 0  # of the host's pool for parked conversations
+    park_bytes: int = 0  # of the host's pool for parked conversations, or PARK_AUTO
     trace_requests: Path | None = None  # a directory for traces of requests
     otlp: str | None = None  # a collector of spans
     park_disk_bytes: int = 0  # of their copies in the state directory
@@ -207,6 +208,11 @@ def parse_size(text: str) -> int:
     if size > SIZE_MAX_BYTES:
         raise BadOption(f"{text!r}: more than 1024GiB")
     return size
+
+
+def parse_park(text: str) -> int:
+    """As `parse_size`; PARK_AUTO for "auto"."""
+    return PARK_AUTO if text.strip() == AUTO else parse_size(text)
 
 
 def check_pack(pack: Path) -> Path:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import click
 import structlog
@@ -32,6 +32,14 @@ _PR_SET_PDEATHSIG = 1
 _DEFAULT_THREADS_MAX = 16  # beyond this a fill is bound by page clearing, not by threads
 
 
+class _Park(click.IntRange):
+    """None for "auto"."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As click calls it."""
+        return None if value == "auto" else super().convert(value, param, ctx)
+
+
 @click.command()
 @click.option("--pack", "pack_dir", required=True, type=click.Path(path_type=Path), help="The pack's directory.")
 @click.option(
@@ -47,11 +55,11 @@ _DEFAULT_THREADS_MAX = 16  # beyond this a fill is bound by page clearing, not b
 @click.option(
     "--park",
     "park_bytes",
-    type=click.IntRange(0, limits.PARK_POOL_BYTES),
+    type=_Park(0, limits.PARK_POOL_BYTES),
     default=0,
     show_default=True,
     metavar="BYTES",
-    help="Size of the pool for conversations that left a lane's memory; 0: none.",
+    help="Size of the pool for conversations that left a lane's memory; auto: as the host has room, 0: none.",
 )
 @click.option("--park-disk", "park_dir", type=click.Path(path_type=Path), help="Keeps parked conversations there, too.")
 @click.option(
@@ -70,7 +78,7 @@ def own(
     socket_path: Path | None,
     regions: Path | None,
     threads: int | None,
-    park_bytes: int,
+    park_bytes: int | None,
     park_dir: Path | None,
     park_disk_bytes: int,
     log_json: bool,

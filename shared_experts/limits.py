@@ -49,6 +49,8 @@ BLOCK_BYTES = 4 << 20  # of source bytes, per step of a stream
 
 # --- park pool --------------------------------------------------------------------------------------------------
 PARK_SEGMENT_BYTES = 256 << 10
+PARK_LEAST_BYTES = 1 << 30  # of a pool whose size nobody told
+PARK_SHARE = 8  # such a pool is one part of so many of what is free beside the region
 PARK_ENTRIES = 4096  # parked conversations
 PARK_BLOBS = 8192  # parts of one conversation: pages, checkpoints, header
 PARK_MARKS = 64  # places where one conversation can be taken up

@@ -30,7 +30,7 @@ from shared_experts.fill import OnStep, SealedRegion, Stopped
 from shared_experts.handoff import RegionStatus, ask
 from shared_experts.park_disk import ParkDisk
 from shared_experts.park_server import SOCKET_NAME as PARK_SOCKET
-from shared_experts.park_server import ParkServer
+from shared_experts.park_server import ParkServer, fitting_bytes
 from shared_experts.region import GENERATION_BYTES, RegionHeader, RegionShape, check_descriptor
 from shared_experts.rendezvous import LANE_SOCKETS, OWNER_SOCKET, Rendezvous
 
@@ -66,7 +66,7 @@ class OwnerConfig:
     threads: int
     socket_path: Path | None = None  # default: SOCKET_NAME in the run directory
     huge_pages: bool = True
-    park_bytes: int = 0  # of the pool for parked conversations; 0: none
+    park_bytes: int | None = 0  # of the pool for parked conversations; 0: none, None: as the host has room
     park_disk: ParkDisk | None = None
     regions_dir: Path | None = None  # where this user's owners meet; None: this owner knows no other cluster
     proof: Provable | None = None  # of what else must be whole
@@ -101,10 +101,12 @@ class Owner:
                 stack.enter_context(DescriptorServer(self._config.socket_path or folder / SOCKET_NAME, self._answer))
                 try:
                     self._meet_and_obtain(folder, meeting)
-                    if self._config.park_bytes:  # after the region, which is what huge pages were set aside for
-                        stack.enter_context(
-                            ParkServer(folder / PARK_SOCKET, self._config.park_bytes, disk=self._config.park_disk)
-                        )
+                    # After the region, which is what huge pages were set aside for.
+                    park_bytes = fitting_bytes() if self._config.park_bytes is None else self._config.park_bytes
+                    if park_bytes:
+                        _log.info("park_pool", bytes=park_bytes)
+                        disk = self._config.park_disk
+                        stack.enter_context(ParkServer(folder / PARK_SOCKET, park_bytes, disk=disk))
                     self._prove_behind()
                 except Stopped:
                     pass

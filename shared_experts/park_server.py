@@ -26,12 +26,23 @@ from shared_experts.listening import STOP, ListeningThread, accept
 from shared_experts.park_disk import ParkDisk
 from shared_experts.park_index import Entry, Mark, ParkIndex
 from shared_experts.park_keeper import ParkKeeper
-from shared_experts.park_memory import ParkMemory
+from shared_experts.park_memory import HUGE_PAGE_BYTES, ParkMemory
 
 SOCKET_NAME = "park.sock"
 _RELIEF_S = 5.0
 
 _log = structlog.get_logger(__name__)
+
+
+def fitting_bytes() -> int:
+    """Of a pool whose size nobody told: a share of what is free now, but the least; huge pages where as many are left.
+
+    It is taken as it fills and given back when the host is short of it, but a lane that starts meanwhile needs room.
+    """
+    huge_bytes = host_memory.free_huge_pages() * HUGE_PAGE_BYTES
+    spare_bytes = (host_memory.available_bytes() - host_memory.floor_bytes()) // limits.PARK_SHARE
+    wanted = huge_bytes if huge_bytes >= limits.PARK_LEAST_BYTES else max(limits.PARK_LEAST_BYTES, spare_bytes)
+    return min(wanted, limits.PARK_POOL_BYTES) // limits.PARK_SEGMENT_BYTES * limits.PARK_SEGMENT_BYTES
 
 
 class ParkServer(ListeningThread):

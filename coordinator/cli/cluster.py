@@ -19,9 +19,9 @@ import click
 from coordinator.cli import host_options
 from coordinator.cli.lane_options import collect, lane_options
 from coordinator.cli.progress import Progress
-from coordinator.cli.values import HOSTS_AT, SIZE, Parsed
+from coordinator.cli.values import HOSTS_AT, PARK, SIZE, Parsed
 from coordinator.config import (
-    DEFAULT_PARK,
+    AUTO,
     Address,
     check_pack,
     default_identities,
@@ -100,8 +100,9 @@ def revoke(name: str, folder: Path | None, as_json: bool) -> None:
               help="For hosts that share a certificate: this one is then CERTIFICATE.NAME.")  # fmt: skip
 @host_options.lanes
 @lane_options
-@click.option("--park", "park_bytes", type=SIZE, default=DEFAULT_PARK, show_default=True, metavar="SIZE",
-              help="Of this host, for conversations that left a lane's memory. 0: none.")  # fmt: skip
+@click.option("--park", "park_bytes", type=PARK, default=AUTO, show_default=True, metavar="SIZE",
+              help="Of this host, for conversations that left a lane's memory. auto: an eighth of what is free beside "
+                   "the region, at least 1GiB. 0: none.")  # fmt: skip
 @click.option("--park-disk", "park_disk_bytes", type=SIZE, default="0", show_default=True, metavar="SIZE",
               help="Keeps them in the state directory, too. 0: no.")  # fmt: skip
 @host_options.cluster

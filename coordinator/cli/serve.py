@@ -18,12 +18,12 @@ import click
 from coordinator.cli import host_options
 from coordinator.cli.lane_options import collect, lane_options
 from coordinator.cli.progress import Progress
-from coordinator.cli.values import GRPC, HOSTS_AT, HTTP, PAGE, SIZE, Parsed
+from coordinator.cli.values import GRPC, HOSTS_AT, HTTP, PAGE, PARK, SIZE, Parsed
 from coordinator.config import (
+    AUTO,
     DEFAULT_GRPC,
     DEFAULT_HTTP,
     DEFAULT_PAGE,
-    DEFAULT_PARK,
     Address,
     HostDoor,
     ServeConfig,
@@ -46,8 +46,9 @@ from coordinator.tls import named_tls
 @click.argument("pack", type=click.Path(path_type=Path))
 @host_options.lanes
 @lane_options
-@click.option("--park", "park_bytes", type=SIZE, default=DEFAULT_PARK, show_default=True, metavar="SIZE",
-              help="Host memory for conversations that left a lane's; any lane takes them back. 0: none.")  # fmt: skip
+@click.option("--park", "park_bytes", type=PARK, default=AUTO, show_default=True, metavar="SIZE",
+              help="Host memory for conversations that left a lane's; any lane takes them back. auto: an eighth of "
+                   "what is free beside the region, at least 1GiB. 0: none.")  # fmt: skip
 @click.option("--park-disk", "park_disk_bytes", type=SIZE, default="0", show_default=True, metavar="SIZE",
               help="Keeps them in the state directory, too, so that they survive restarts. 0: no.")  # fmt: skip
 @click.option("--tenants", type=click.Path(path_type=Path), metavar="FILE",

@@ -19,6 +19,7 @@ from coordinator.config import (
     parse_host_door,
     parse_http,
     parse_page,
+    parse_park,
     parse_size,
 )
 from coordinator.errors import SetupError
@@ -42,6 +43,7 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic only in late
 
 
 SIZE = Parsed("size", parse_size)
+PARK = Parsed("size", parse_park)
 HTTP = Parsed("address", parse_http)
 GRPC = Parsed("address", parse_door)
 PAGE = Parsed("address", parse_page)

@@ -103,7 +103,7 @@ async def run_member(
         clear_stale(env)
         config = replace(config, gate=choose_address(config.gate))
         added = functools.partial(
-            plan_added, options=config.lane, allowed=allowed, run_dir=run_dir, env=env, park=config.park_bytes > 0
+            plan_added, options=config.lane, allowed=allowed, run_dir=run_dir, env=env, park=config.park_bytes != 0
         )
         processes = plan_host(config.lane, config.park_bytes, config.park_disk_bytes, run_dir, cores, env)
         supervisor = Supervisor(processes, LocalLauncher(), plan_lane=added)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from coordinator.config import ServeConfig
+from coordinator.config import AUTO, PARK_AUTO, ServeConfig
 from coordinator.cores import Layout, layout
 from coordinator.errors import BadOption
 from coordinator.fleet.states import OWNER
@@ -66,7 +66,7 @@ def plan_host(
         park_bytes=park_bytes,
         park_disk_bytes=park_disk_bytes,
     )
-    park = park_bytes > 0
+    park = park_bytes != 0
     return [owner, *(plan_lane(options, number, run_dir, own, env, park=park) for number, own in enumerate(cores))]
 
 
@@ -89,7 +89,7 @@ def plan_owner(
         str(run_dir.path),
         "--regions",
         str(regions_path(env)),
-        *(("--park", str(park_bytes)) if park_bytes else ()),
+        *(("--park", AUTO if park_bytes == PARK_AUTO else str(park_bytes)) if park_bytes else ()),
         *(("--park-disk", str(run_dir.log_dir.parent / "park")) if park_disk_bytes else ()),
         *(("--park-disk-bytes", str(park_disk_bytes)) if park_disk_bytes else ()),
         *(("--log-json",) if log_json else ()),

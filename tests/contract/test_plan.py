@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import coordinator.__main__ as coordinator_main
-from coordinator.config import Address, HostDoor, ServeConfig
+from coordinator.config import PARK_AUTO, Address, HostDoor, ServeConfig
 from coordinator.cores import Layout
 from coordinator.errors import BadOption
 from coordinator.host.lane_options import LaneOptions
@@ -146,3 +146,6 @@ def test_with_a_park_pool_owner_and_lanes_meet_at_its_socket(run_dir):
     assert told["park_dir"] == run_dir.log_dir.parent / "park"
     for lane in (lane_0, lane_1):
         assert parse_lane(arguments(lane, "lanes"), {}, frozenset({core})).park == run_dir.path / "park.sock"
+    owner, lane_0, *_ = plan_cluster(config(park_bytes=PARK_AUTO), run_dir, Layout(((core,), (core,)), ()), ENV)
+    assert own.make_context("own", arguments(owner, "shared_experts")[1:]).params["park_bytes"] is None
+    assert "--park" in lane_0.spec.argv

@@ -16,7 +16,7 @@ from shared_experts import cli_own, host_memory, limits
 from shared_experts import park_messages as words
 from shared_experts.errors import ParkError, ParkRefused, ParkUnavailable
 from shared_experts.park_client import ParkClient
-from shared_experts.park_server import ParkServer
+from shared_experts.park_server import ParkServer, fitting_bytes
 
 T = b"t" * 16
 
@@ -215,6 +215,20 @@ def test_only_memory_that_was_given_back_is_told(pool, client, monkeypatch):
     pool._looked_s, short = 0.0, iter([True, False])
     wait_for(lambda: client.changes(0) and client.memory.punches)
     assert len(pool.index) == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "huge", "size"),
+    [(100 << 30, 0, (100 << 30) // 8), (2 << 30, 0, 1 << 30), (0, 0, 1 << 30), (100 << 30, 700, 1400 << 20),
+     (100 << 30, 100, (100 << 30) // 8), (1 << 60, 0, limits.PARK_POOL_BYTES)],
+)  # fmt: skip
+def test_a_pool_whose_size_nobody_told_is_as_the_host_has_room(monkeypatch, free, huge, size):
+    monkeypatch.setattr(host_memory, "floor_bytes", lambda: 5)
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: free + 5)
+    monkeypatch.setattr(host_memory, "free_huge_pages", lambda: huge)
+    assert fitting_bytes() == size
+    least = ["--pack", "p", "--run-dir", "r", "--park"]
+    assert cli_own.own.make_context("own", [*least, "auto"]).params["park_bytes"] is None
 
 
 def test_other_words_are_another_version():
