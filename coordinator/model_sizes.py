@@ -13,7 +13,7 @@ from typing import Any
 from coordinator.errors import BadPack
 
 ARCHITECTURES = ("qwen4_exp",)
-_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
+ELEMENT_BYTES = {"bf16": 2, "f16": 2, "f32": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _read(said: Mapping[str, Any]) -> ModelSizes:
     recurrent = value_heads * int(c["linear_key_head_dim"]) * value_dim
     recurrent += (int(c["linear_conv_kernel_dim"]) - 1) * channels
     tails = (int(c.get("ple_conv_kernel_size", 4)) - 1) * order * wide
-    element = _BYTES[str(said["dense_dtype"])]
+    element = ELEMENT_BYTES[str(said["dense_dtype"])]
     sections = said["sections"]
     return ModelSizes(
         name=str(said["name"]),

@@ -16,6 +16,7 @@ from typing import Any
 
 from coordinator.errors import BadOption, StartFailed
 from coordinator.launchers.base import module_argv
+from coordinator.model_sizes import ELEMENT_BYTES
 from coordinator.pack_file import MANIFEST, Digests
 from coordinator.reported import reported
 from coordinator.request import check_prompt
@@ -31,6 +32,9 @@ class PackFacts:
     context_tokens: int | None  # the most that the model holds
     vocab_size: int | None
     record_bytes: int  # of one expert
+    region_bytes: int = 0  # of all experts
+    dense_fp32_bytes: int = 0  # of the dense weights as a CPU lane has them
+    embedding_bytes: int = 0  # of them, as the pack has it
 
     def check_context(self, context_tokens: int | None) -> None:
         """BadOption when the model cannot hold that many tokens."""
@@ -61,11 +65,14 @@ def read_facts(pack: Path) -> PackFacts:
     """Ask; what the pack tools refuse is raised with their own code and words."""
     said = inspect_pack(pack)
     try:
-        config = said["config"]
+        config, element = said["config"], ELEMENT_BYTES[str(said["dense_dtype"])]
         return PackFacts(
             _count(config.get("max_position_embeddings")),
             _count(config.get("vocab_size")),
             int(said["experts"]["record_bytes"]),
+            int(said["experts"]["bytes"]),
+            sum(int(section["bytes"]) for section in said["sections"] if section["name"] == "dense") * 4 // element,
+            element * (_count(config.get("vocab_size")) or 0) * (_count(config.get("hidden_size")) or 0),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StartFailed(f"`python -m shared_experts inspect` does not work: it lacks {error}") from None

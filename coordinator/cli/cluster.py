@@ -31,6 +31,7 @@ from coordinator.errors import BadAddress
 from coordinator.host import authority
 from coordinator.host.identity import check_host
 from coordinator.host.member import Member, MemberConfig, run_member
+from coordinator.host.room import check_room, free_here
 from coordinator.logs import configure_logging
 from coordinator.pack_facts import read_facts
 
@@ -133,7 +134,9 @@ def join(
     configure_logging(json_lines=log_json, process="supervisor", level="info" if log_json else "warning")
     lane["vram_budget_bytes"] = lane_budget(lane["device"], lane["vram_budget_bytes"])
     options = collect(check_pack(pack), log_json=log_json, **lane)
-    read_facts(options.pack).check_context(options.context_tokens)
+    facts = read_facts(options.pack)
+    facts.check_context(options.context_tokens)
+    check_room(facts, options, lanes, free_here())
     identity = (identity or default_identities(dict(os.environ)) / "host.pem").absolute()
     config = MemberConfig(
         options, cluster, lanes, head, gate, identity, cores_per_lane, drain_s, start_timeout_s,

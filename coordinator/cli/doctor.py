@@ -32,6 +32,7 @@ from coordinator.cli.doctor_ray import command_lines, installed_ray, other_rays,
 from coordinator.cli.values import CLUSTER, GRPC, HTTP, PAGE, SIZE
 from coordinator.config import DEFAULT_CPU_BUDGET, DEFAULT_GRPC, DEFAULT_HTTP, DEFAULT_PAGE, LANES_MAX, Address
 from coordinator.errors import RunDirError
+from coordinator.host.room import FREE_HUGE_PAGES, MEMINFO
 from coordinator.host.rundir import state_dir
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -92,8 +93,8 @@ def command(
 
 def run_checks(asked: Asked, env: Mapping[str, str]) -> list[Check]:
     """All checks, in the order in which a start would meet the trouble."""
-    meminfo, limits = _text("/proc/meminfo") or "", _text("/proc/self/limits") or ""
-    free_pages = _text("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+    meminfo, limits = _text(str(MEMINFO)) or "", _text("/proc/self/limits") or ""
+    free_pages = _text(str(FREE_HUGE_PAGES))
     checks = [compiler(), native_code(env)]
     if asked.pack is not None:
         found, described = pack(asked.pack, env)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.cli.doctor_checks import Check
+from coordinator.host.room import HUGE_PAGE_BYTES, available_bytes
 from coordinator.units import size
 
 GIB = 1 << 30
@@ -21,7 +22,6 @@ SMALL_MEMLOCK_BYTES = 1 * GIB
 FEW_FILES = 1024
 LANE_BYTES = 512 << 20  # interpreter, torch and working memory of one lane
 LOW_DISK_BYTES = 1 * GIB
-HUGE_PAGE_BYTES = 2 << 20
 
 
 def memory(meminfo: str) -> Check:
@@ -56,12 +56,6 @@ def pack_fits(described: Mapping[str, Any], meminfo: str, free_huge_pages: int, 
     if needed > 0.9 * available:
         return Check(name, "warn", text, "little is left for conversations: fewer --lanes or a smaller --context")
     return Check(name, "ok", text)
-
-
-def available_bytes(meminfo: str) -> int | None:
-    """MemAvailable."""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
-    return int(match[1]) << 10 if match else None
 
 
 def memlock(limits: str) -> Check:

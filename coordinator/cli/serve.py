@@ -36,6 +36,7 @@ from coordinator.config import (
 from coordinator.errors import BadAddress
 from coordinator.host.cluster import Running, run_cluster
 from coordinator.host.identity import Identity
+from coordinator.host.room import check_room, free_here
 from coordinator.logs import configure_logging
 from coordinator.pack_facts import read_facts
 from coordinator.telemetry.spans import check_otlp
@@ -134,6 +135,7 @@ def command(
     )
     facts = read_facts(options.pack)
     facts.check_context(options.context_tokens)
+    check_room(facts, options, lanes, free_here())
     if warning := facts.cache_warning(options.vram_budget_bytes):
         print(f"warning: {warning}", file=sys.stderr)
     progress = Progress()

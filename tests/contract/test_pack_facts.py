@@ -27,9 +27,14 @@ def test_facts_are_those_of_the_pack(pack):
 
     with Pack.open(pack) as opened:
         manifest = opened.manifest
-    assert read_facts(pack) == PackFacts(
-        manifest.config["max_position_embeddings"], manifest.config["vocab_size"], manifest.experts.record_bytes
-    )
+    facts, config, experts = read_facts(pack), manifest.config, manifest.experts
+    assert manifest.dense_dtype == "f32"
+    dense = sum(section.bytes for section in manifest.sections if section.name == "dense")
+    assert facts == PackFacts(
+        config["max_position_embeddings"], config["vocab_size"], experts.record_bytes, facts.region_bytes, dense,
+        4 * config["vocab_size"] * config["hidden_size"],
+    )  # fmt: skip
+    assert facts.region_bytes >= experts.layers * experts.experts * experts.record_bytes
 
 
 def test_digests_are_those_of_the_packs_files(pack, tmp_path):
