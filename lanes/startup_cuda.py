@@ -69,6 +69,7 @@ class DeviceRegion:
         return found
 
 
+@on_this_gpu()
 def cuda_parts(opened: Opened) -> Parts:
     """A lane on the first GPU that this process sees; raises CudaUnavailable or VramTooSmall."""
     config, counters, info = opened.config, opened.counters, opened.pack.manifest.experts
@@ -107,8 +108,7 @@ def cuda_parts(opened: Opened) -> Parts:
     arena, side = _arena(opened, budget_bytes), Side(device.device)
     staging = Staging(side, staging_bytes)
     host = PinnedHost(arena, side, staging)
-    with on_this_gpu():
-        model = GpuQwen4Exp(inner, experts, context_tokens, host=host)
+    model = GpuQwen4Exp(inner, experts, context_tokens, host=host)
     pins, cores = PoolPins(Registered()), config.cores if config.pinned else ()
     carrier = DeviceCarrier(side, staging, pins, seat=model.take_seat, stays=arena.__contains__, cores=cores)
     opened.stack.callback(carrier.close)
@@ -124,6 +124,7 @@ def cuda_parts(opened: Opened) -> Parts:
     states = StatePool(model.state_shape, budget_bytes, slots=limits.MAX_RESIDENTS, host=host, branch=model.branch)
     most_rows = min(MANY_ROWS, chunk.rows, context_tokens // 2)
 
+    @on_this_gpu()
     def windows_up_to(runner: Runner) -> int:
         with quiet(config.region_socket.parent):
             return _reading(opened, experts, cache, measured, rates, runner, spec.vocab, most_rows)

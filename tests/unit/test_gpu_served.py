@@ -1,12 +1,14 @@
 """Sizes that lanes on a GPU serve; what they do not know is an error of the start with its name, one past the limit."""
 
 import dataclasses
+from unittest.mock import MagicMock
 
 import pytest
 from triton.runtime.errors import OutOfResources
 
 from bench.synthetic.shape import SHAPES
 from bench.tiny_model import TinyConfig
+from lanes import startup_cuda
 from lanes.errors import StartError
 from lanes.models.qwen4_exp.gpu import served
 from lanes.models.qwen4_exp.gpu.served import check_served
@@ -70,3 +72,24 @@ def test_a_context_with_more_candidates_than_are_looked_through():
 def test_a_gpu_whose_multiprocessors_are_too_small():
     with pytest.raises(StartError, match=r"shared memory.*\(196608, 101376 are there\)"), served.on_this_gpu():
         raise OutOfResources(196_608, 101_376, "shared memory")
+
+
+@pytest.mark.parametrize("where", ["_layer_pace", "_share"])
+def test_whichever_kernel_is_too_large_it_is_an_error_of_the_start(where, monkeypatch):
+    """Those of routed experts run before any window exists."""
+
+    def too_large(*given: object) -> None:
+        raise OutOfResources(300, 200, "registers")
+
+    for name in ("cuda", "PinnedRegion", "Spec", "check_served", "size_for", "quiet", "divide", "DeviceSlots"):
+        monkeypatch.setattr(startup_cuda, name, MagicMock())
+    for name in ("ExpertCache", "GpuExperts", "_layer_pace", "_share"):
+        monkeypatch.setattr(startup_cuda, name, MagicMock())
+    startup_cuda.PinnedRegion.return_value.mode = "mapped"
+    startup_cuda.divide.return_value = MagicMock(), MagicMock()
+    opened = MagicMock()
+    opened.stack.enter_context = lambda manager: manager
+    opened.pack.manifest.dense_dtype = "bf16"
+    monkeypatch.setattr(startup_cuda, where, too_large)
+    with pytest.raises(StartError, match=r"more registers than this GPU has \(300, 200 are there\)"):
+        startup_cuda.cuda_parts(opened)

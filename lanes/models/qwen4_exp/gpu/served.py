@@ -25,13 +25,15 @@ MOST_READ_TOKENS = 32_768  # the indexer's budget
 
 @contextlib.contextmanager
 def on_this_gpu() -> Iterator[None]:
-    """While windows are made: StartError where a program of one needs more than this GPU's multiprocessors have."""
+    """While kernels run for the first time: StartError where a program of one needs more than this GPU's
+    multiprocessors have."""
     try:
         yield
     except OutOfResources as error:
         raise StartError(
             f"--device cuda: a kernel of this model needs more {error.name} than this GPU has "
-            f"({error.required}, {error.limit} are there); a pack with dense weights in bf16 needs half"
+            f"({error.required}, {error.limit} are there); a pack with dense weights in bf16 needs half for them, and a lane "
+            f"on the CPU serves any"
         ) from error
 
 
