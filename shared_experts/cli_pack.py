@@ -85,8 +85,9 @@ def pack(
 @click.argument("path", metavar="PACK", type=_FOLDER)
 @_JSON
 def inspect(path: Path, as_json: bool) -> None:
-    """Show what PACK holds; checks the structure, reads no weights."""
+    """Show what PACK holds; checks the structure and the golden record, reads no weights."""
     with Pack.open(path) as opened:
+        read_golden(path, opened.fingerprint)
         manifest = opened.manifest
     if as_json:
         click.echo(json.dumps(describe(manifest, path)))

@@ -24,6 +24,7 @@ from coordinator.cli.doctor_host import (
 )
 from coordinator.cli.doctor_ray import command_lines, other_rays, ray_environment, ray_version
 from coordinator.host.rundir import RunDir
+from tests.fakes.processes import tiny_pack
 
 GIB = 1 << 30
 
@@ -154,6 +155,15 @@ def test_a_pack_is_looked_at_in_a_process_of_its_own(monkeypatch):
     answers(1, err="noise\nerror: bad_pack: p: is no pack\n")
     found, described = pack("p", {})
     assert (found.state, found.found, described) == ("fail", "bad_pack: p: is no pack", None)
+
+
+def test_a_broken_golden_record_is_found(tmp_path):
+    folder = tiny_pack(tmp_path)
+    assert pack(str(folder), dict(os.environ))[0].state == "ok"
+    (folder / "golden.json").write_text("{}")
+    found, described = pack(str(folder), dict(os.environ))
+    assert (found.state, described) == ("fail", None)
+    assert f"{folder / 'golden.json'}: " in found.found
 
 
 def test_state_disk(monkeypatch, tmp_path):

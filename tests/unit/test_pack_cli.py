@@ -57,6 +57,9 @@ def test_the_golden_record_is_made_at_the_end_and_verified(tmp_path, checkpoint,
     data = record.read_bytes()
     assert b'"prompt"' in data
     record.write_bytes(data.replace(b'"layer":0', b'"layer":1', 1))
+    for command in (("inspect",), ("inspect", "--json")):  # what `doctor` and `serve` ask, too
+        code, _, err = run(capsys, *command, tmp_path / "p")
+        assert (code, "golden.json: the body does not have its SHA-256" in err) == (1, True)
     code, _, err = run(capsys, "verify", tmp_path / "p")
     assert code == 1
     assert "golden.json: the body does not have its SHA-256" in err

@@ -32,8 +32,8 @@ def on_this_gpu() -> Iterator[None]:
     except OutOfResources as error:
         raise StartError(
             f"--device cuda: a kernel of this model needs more {error.name} than this GPU has "
-            f"({error.required}, {error.limit} are there); a pack with dense weights in bf16 needs half for them, and a lane "
-            f"on the CPU serves any"
+            f"({error.required}, {error.limit} are there); a pack with dense weights in bf16 needs half for them, "
+            "and a lane on the CPU serves any"
         ) from error
 
 
