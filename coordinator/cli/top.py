@@ -137,7 +137,7 @@ def _head(now: dict[str, Any]) -> Text:
         f"{totals['tokens_per_s']:.1f} tokens/s written   {totals['prompt_tokens_per_s']:.1f} read   "
         f"first token {_time(totals['first_token_s'])}",
         f"{totals['running']} running   {totals['waiting']} waiting   {totals['lanes_serving']} of {totals['lanes']} "
-        f"lanes serving   {totals['answers']} answers   {totals['failed']} failed",
+        f"lanes serving   {totals['answers']} answers   {totals['refused']} refused   {totals['failed']} failed",
     )
     return Text("\n".join(lines) + "\n")
 

@@ -58,6 +58,7 @@ The classes carry the table; a test compares them with the drawing. Messages are
 
 from coordinator.errors.base import (
     CoordinatorError,
+    codes_of,
 )
 from coordinator.errors.operating import (
     BadAddress,
@@ -168,4 +169,5 @@ __all__ = (
     "TokenizerMissing",
     "Unauthorized",
     "Unsupported",
+    "codes_of",
 )

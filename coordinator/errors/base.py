@@ -15,3 +15,9 @@ class CoordinatorError(Exception):
         super().__init__(message)
         self.message, self.param = message, param
         self.retry_after_s = retry_after_s  # when there may be room; None: nobody knows
+
+
+def codes_of(*kinds: type[CoordinatorError]) -> frozenset[str]:
+    """Of these kinds of errors and all kinds of them."""
+    below = [code for kind in kinds for child in kind.__subclasses__() for code in codes_of(child)]
+    return frozenset((*(kind.code for kind in kinds), *below))

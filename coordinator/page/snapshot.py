@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, Final
 
 from coordinator import limits
+from coordinator.errors import Refused, RequestError, codes_of
 from coordinator.fleet.lane_view import LaneView
 from coordinator.host.owner_status import OwnerStatus
 from coordinator.page.changes import Change
@@ -26,8 +27,9 @@ from coordinator.telemetry.cluster_state import State
 from coordinator.telemetry.journal import FirstToken
 from coordinator.telemetry.request_record import RequestRecord
 
-VERSION: Final = 1
+VERSION: Final = 2
 ANSWERED: Final = "answered_tokens"  # of a sample: tokens that came from the lane, as dispatch saw them
+_REFUSED: Final = codes_of(RequestError, Refused)  # before anything was computed
 _GONE: Final = frozenset({"dead", "quarantined"})
 _HOLDING: Final = frozenset({"ready", "draining", "suspect"})  # a lane in another state has lost what it was given
 
@@ -84,7 +86,8 @@ def snapshot(moment: Moment) -> dict[str, Any]:
             "first_token_s": _typical(moment, None),
             "answers": sum(moment.outcomes.get(each, 0) for each in ("stop", "length")),
             "cancelled": moment.outcomes.get("cancelled", 0),
-            "failed": sum(failed.values()),
+            "refused": sum(count for code, count in failed.items() if code in _REFUSED),
+            "failed": sum(count for code, count in failed.items() if code not in _REFUSED),
         },
         "lanes": lanes,
         "queue": _queue(moment, waiting),

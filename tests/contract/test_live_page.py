@@ -165,7 +165,7 @@ async def test_a_reader_that_stops_is_cut_off_and_others_go_on(tmp_path: Path, m
         writer.close()
         monkeypatch.undo()
         async with stream(seen) as events:
-            assert (await anext(events))["v"] == 1
+            assert (await anext(events))["v"] == 2
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
@@ -197,7 +197,7 @@ async def test_once_there_are_keys_every_route_needs_one(tmp_path: Path) -> None
         for headers in ({"Authorization": f"Bearer {key}"}, {"x_api_key": key}, {"Authorization": basic}):
             assert (await seen.get("/snapshot", **headers))[0] == 200
         async with stream(seen, Authorization=basic) as events:
-            assert (await anext(events))["v"] == 1
+            assert (await anext(events))["v"] == 2
         assert (await seen.get("/", Host="evil.example", Authorization=basic))[0] == 403
 
 
@@ -222,7 +222,7 @@ async def test_a_snapshot_that_fails_is_not_the_last(tmp_path: Path, monkeypatch
         monkeypatch.setattr(live, "dump", broken)
         await failed.wait()
         monkeypatch.undo()
-        assert (await anext(events))["v"] == 1
+        assert (await anext(events))["v"] == 2
 
 
 async def test_what_is_not_http_is_answered_in_a_few_words_of_ours(tmp_path: Path) -> None:

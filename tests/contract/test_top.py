@@ -80,7 +80,7 @@ async def test_once_in_a_terminal_and_as_json(tmp_path: Path) -> None:
         code, out, err = await top("--address", address, "--once", "--json")
         assert (code, err) == (0, "")
         now = json.loads(out)
-        assert (now["v"], [lane["name"] for lane in now["lanes"]]) == (1, ["lane-0", "lane-1"])
+        assert (now["v"], [lane["name"] for lane in now["lanes"]]) == (2, ["lane-0", "lane-1"])
         code, out, err = await top("--address", address, "--once")
         assert (code, err) == (0, "")
         assert "2 of 2 lanes serving" in out
@@ -94,7 +94,7 @@ async def test_once_in_a_terminal_and_as_json(tmp_path: Path) -> None:
     [
         (200, "not json", "what answers is no page"),
         (200, "[1]", "another version"),
-        (200, '{"v": 2}', "another version"),
+        (200, '{"v": 1}', "another version"),
         (404, "{}", "HTTP 404"),
         (401, "", "EXPRESSWAY_API_KEY"),
         (200, " " * (ANSWER_BYTES + 1), "no page there"),

@@ -102,7 +102,7 @@ def test_what_it_says_is_the_moment():
     now = snapshot(full())
     assert now["totals"] == {
         "lanes": 2, "lanes_serving": 1, "running": 1, "waiting": 2, "tokens_per_s": 25.0, "prompt_tokens_per_s": 7.5,
-        "first_token_s": 3.0, "answers": 8, "cancelled": 2, "failed": 4,
+        "first_token_s": 3.0, "answers": 8, "cancelled": 2, "refused": 3, "failed": 1,
     }  # fmt: skip
     first, second = now["lanes"]
     assert (first["state"], second["state"], second["state_s"], second["restarts"]) == ("busy", "dead", 6.0, 2)

@@ -191,9 +191,10 @@ function showTalks(talks) {
   }));
 }
 
-function showErrors(errors, failed) {
-  say($("errors-note"), failed ? `${count(failed)} since the start` : "");
-  $("errors-none").hidden = failed > 0;
+function showErrors(errors, { failed, refused }) {
+  const parts = [[failed, "failed"], [refused, "refused"]].filter(([n]) => n).map(([n, word]) => `${count(n)} ${word}`);
+  say($("errors-note"), parts.length ? `${parts.join(", ")} since the start` : "");
+  $("errors-none").hidden = parts.length > 0;
   $("error-counts").replaceChildren(...Object.entries(errors.counts).map(([code, n]) => el("li", "", `${code} ${count(n)}`)));
   $("errors").replaceChildren(...errors.latest.map((each) => el("li", "", el("time", "", `${ago(each.ago_s)} ago`),
     el("span", "", el("b", "", each.code), ` ${[each.lane, each.session, each.tokens ? `after ${count(each.tokens)} tokens` : ""].filter(Boolean).join(" · ")}`))));
@@ -217,7 +218,7 @@ function show(now) {
   showQueue(now.queue);
   showKept(now.parked);
   showTalks(now.conversations);
-  showErrors(now.errors, now.totals.failed);
+  showErrors(now.errors, now.totals);
   showChanges(now.changes);
 }
 
