@@ -40,7 +40,7 @@ class _Park(click.IntRange):
         return None if value == "auto" else super().convert(value, param, ctx)
 
 
-@click.command()
+@click.command(short_help="Hold a pack's expert region and lend it to lanes.")
 @click.option("--pack", "pack_dir", required=True, type=click.Path(path_type=Path), help="The pack's directory.")
 @click.option(
     "--run-dir", required=True, type=click.Path(path_type=Path), help="Lock and sockets; made with mode 0700."

@@ -81,7 +81,7 @@ def pack(
         )
 
 
-@click.command(name="inspect")
+@click.command(name="inspect", short_help="Show what PACK holds.")
 @click.argument("path", metavar="PACK", type=_FOLDER)
 @_JSON
 def inspect(path: Path, as_json: bool) -> None:

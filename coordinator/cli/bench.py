@@ -27,7 +27,11 @@ class _Bench(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=_Bench, context_settings={"ignore_unknown_options": True})
+@click.command(
+    cls=_Bench,
+    context_settings={"ignore_unknown_options": True},
+    short_help="Measure a running server, and compare reports.",
+)
 @click.argument("action", type=click.Choice(ACTIONS))
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF THE ACTION]…")
 @click.option("--cluster", type=CLUSTER, metavar="NAME", help="Of run: which one. Default: the one that runs.")

@@ -59,7 +59,7 @@ def command() -> None:
     """Make one cluster of several hosts."""
 
 
-@command.command()
+@command.command(short_help="Make the cluster's authority and the head's certificate.")
 @_folder
 @_json
 def init(folder: Path | None, as_json: bool) -> None:
@@ -67,7 +67,7 @@ def init(folder: Path | None, as_json: bool) -> None:
     _made(authority.create(folder or default_identities(dict(os.environ))), as_json)
 
 
-@command.command()
+@command.command(short_help="Make the certificate of host NAME.")
 @click.argument("name")
 @_folder
 @_json
@@ -76,7 +76,7 @@ def invite(name: str, folder: Path | None, as_json: bool) -> None:
     _made(authority.invite(folder or default_identities(dict(os.environ)), name), as_json)
 
 
-@command.command()
+@command.command(short_help="Shut out host NAME, or a certificate.")
 @click.argument("name")
 @_folder
 @_json
@@ -89,7 +89,7 @@ def revoke(name: str, folder: Path | None, as_json: bool) -> None:
     print(json.dumps({"revoked": found}) if as_json else found)
 
 
-@command.command()
+@command.command(short_help="Serve PACK as one more host of a cluster.")
 @click.argument("pack", type=click.Path(path_type=Path))
 @click.option("--head", required=True, type=Parsed("address", _parse_head), metavar="HOST:PORT",
               help="The --join-at of the cluster's `serve`.")  # fmt: skip

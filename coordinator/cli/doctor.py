@@ -51,7 +51,7 @@ class Asked:
     page: str | None = None
 
 
-@click.command()
+@click.command(short_help="Check this host, and whether PACK fits.")
 @click.argument("pack", type=click.Path(), required=False)
 @click.option(
     "--cluster",

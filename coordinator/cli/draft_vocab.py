@@ -23,7 +23,7 @@ MOST_SIZE = 1 << 21
 ENDS = ("<|im_end|>", "<|endoftext|>")
 
 
-@click.command()
+@click.command(short_help="Choose the ids that PACK's draft layer may name.")
 @click.argument("pack", type=click.Path(path_type=Path))
 @click.argument(
     "texts", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False, readable=True)

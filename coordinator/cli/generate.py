@@ -30,7 +30,7 @@ from coordinator.pack_facts import read_facts
 from laneproto.v1 import serve_pb2
 
 
-@click.command()
+@click.command(short_help="Answer one prompt with PACK or with a running server.")
 @click.argument("pack", required=False, type=click.Path(path_type=Path))
 @click.option("--address", metavar="ADDR", help="A running server's gRPC door: HOST:PORT or unix:PATH.")
 @click.option("--tls", is_flag=True, help="That door speaks TLS.")

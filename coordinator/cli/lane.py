@@ -26,7 +26,7 @@ from laneproto.v1 import admin_pb2, admin_pb2_grpc
 Call = Callable[[admin_pb2_grpc.AdminStub], Any]
 
 
-@click.group()
+@click.group(short_help="Drain, restart, add and remove lanes of a cluster.")
 def command() -> None:
     """Take lanes of a running cluster out of service and back, restart, add or remove them."""
 
@@ -36,7 +36,7 @@ def _shared(function: Callable[..., None]) -> Callable[..., None]:
     return click.option("--cluster", type=CLUSTER, metavar="NAME", help="Default: the one that runs.")(function)
 
 
-@command.command()
+@command.command(short_help="No new work for LANE, or for all lanes of HOST/.")
 @click.argument("lane")
 @click.option("--stop", is_flag=True, help="End its process, too.")
 @_shared
@@ -45,7 +45,7 @@ def drain(lane: str, stop: bool, cluster: str | None, as_json: bool) -> None:
     _run(cluster, as_json, lambda stub: stub.Drain(admin_pb2.DrainRequest(lane=lane, stop=stop)))
 
 
-@command.command()
+@command.command(short_help="LANE, or all of HOST/, into service again.")
 @click.argument("lane")
 @_shared
 def undrain(lane: str, cluster: str | None, as_json: bool) -> None:
@@ -53,7 +53,7 @@ def undrain(lane: str, cluster: str | None, as_json: bool) -> None:
     _run(cluster, as_json, lambda stub: _one(stub.Undrain(admin_pb2.LaneName(lane=lane))))
 
 
-@command.command()
+@command.command(short_help="Restart LANES one after the other, without cutting a stream.")
 @click.argument("lanes", nargs=-1)
 @_shared
 def restart(lanes: tuple[str, ...], cluster: str | None, as_json: bool) -> None:
@@ -61,7 +61,7 @@ def restart(lanes: tuple[str, ...], cluster: str | None, as_json: bool) -> None:
     _run(cluster, as_json, lambda stub: stub.Restart(admin_pb2.RestartRequest(lanes=lanes)))
 
 
-@command.command()
+@command.command(short_help="One more lane, with the options of the others.")
 @click.option("--host", default="", metavar="NAME", help="Of a host that joined. Default: the coordinator's own.")
 @_shared
 def add(host: str, cluster: str | None, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from coordinator.cli.handover import become
 EXPERT_FORMATS = ("q4g64", "q4g32", "q8", "f32")  # of `python -m shared_experts pack`; a test compares them
 
 
-@click.command()
+@click.command(short_help="Make a pack from a Hugging Face checkpoint.")
 @click.argument("src", type=click.Path())
 @click.argument("out", type=click.Path())
 @click.option("--experts", "experts_format", type=click.Choice(EXPERT_FORMATS), default="q4g64", show_default=True,

@@ -30,7 +30,7 @@ RATES_FILE_BYTES = 64 << 10
 SHOWN_LANES = 8
 
 
-@click.command()
+@click.command(short_help="Predict how many lanes of PACK fit, and how fast they are.")
 @click.argument("pack", type=click.Path(path_type=Path))
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--vram", type=SIZE, default=DEFAULT_CPU_BUDGET, show_default=True, metavar="SIZE",

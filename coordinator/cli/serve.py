@@ -43,7 +43,7 @@ from coordinator.telemetry.spans import check_otlp
 from coordinator.tls import named_tls
 
 
-@click.command()
+@click.command(short_help="Serve PACK on this host until Ctrl-C.")
 @click.argument("pack", type=click.Path(path_type=Path))
 @host_options.lanes
 @lane_options

@@ -29,7 +29,7 @@ from laneproto.v1 import serve_pb2, serve_pb2_grpc
 TIMEOUT_S = 5.0
 
 
-@click.command()
+@click.command(short_help="Show lanes, model and region of a running cluster.")
 @click.option("--cluster", type=CLUSTER, metavar="NAME", help="Default: the one that runs; of several, a list.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout instead of text.")
 def command(cluster: str | None, as_json: bool) -> None:

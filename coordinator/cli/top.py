@@ -38,7 +38,7 @@ _NAME_CELLS = 24
 _STYLES = {"busy": "bold blue", "ready": "green", "dead": "bold red", "quarantined": "bold red"}
 
 
-@click.command()
+@click.command(short_help="Watch lanes, queue and errors of a running cluster.")
 @click.option("--cluster", type=CLUSTER, metavar="NAME", help="Default: the one that runs.")
 @click.option("--address", type=HTTP, metavar="HOST:PORT", help="Of a page that was forwarded here, in place of one.")
 @click.option("--every", "every_s", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, metavar="SECONDS")

@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from bench.__main__ import main as bench_commands
 from coordinator.cli import COMMANDS, commands, main
 from coordinator.cli.answer import Collected
 from coordinator.cli.lane import progress_line
@@ -17,6 +18,7 @@ from coordinator.cli.sampling_options import fill, parse_bias, parse_ids
 from coordinator.errors import BadOption, StartFailed
 from coordinator.pack_facts import PackFacts
 from laneproto.v1 import serve_pb2
+from shared_experts.__main__ import commands as experts_commands
 from tests.fakes.serving import cli
 
 
@@ -240,3 +242,23 @@ def test_a_failed_start_ends_the_progress_first(monkeypatch, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["serve", str(tmp_path)])
     assert capsys.readouterr().err == "\r\x1b[Kowner starting\r\x1b[Kerror: start_failed: no\n"
+
+
+def _cut(group: click.Group, width: int = 80) -> list[str]:
+    """Commands whose line in a group's help ends before its sentence does."""
+    context = click.Context(group)
+    names = group.list_commands(context)
+    room, found = width - 2 - 6 - max(map(len, names)), []
+    for name in names:
+        child = group.get_command(context, name)
+        line = child.get_short_help_str(room)
+        if line.endswith("...") or len(line) > room:
+            found.append(f"{name}: {line}")
+        if isinstance(child, click.Group):
+            found += _cut(child, width)
+    return found
+
+
+@pytest.mark.parametrize("group", [commands, experts_commands, bench_commands], ids=["expressway", "experts", "bench"])
+def test_lists_of_commands_have_whole_sentences_in_a_narrow_terminal(group):
+    assert _cut(group) == []
