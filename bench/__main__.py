@@ -207,7 +207,7 @@ def _plot(result: dict[str, Any], folder: Path) -> None:
     write_plots(result, folder)
 
 
-@main.command("show")
+@main.command("show", short_help="Print a report that was written with --out.")
 @click.argument("report", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option("--plots", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Plots; needs the extra `bench`.")  # fmt: skip
