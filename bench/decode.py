@@ -138,9 +138,17 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
         drafted = None
         if chosen.drafted:
             shares = [int(share) / 100 for share in chosen.drafted.split(",")]
+            narrowed: tuple[str, ...] = ()
+            if chosen.draft_ids:
+                ids = {"draft_vocabulary": 1, "ids": list(range(chosen.draft_ids))}
+                (folder / "draft_ids.json").write_text(json.dumps(ids))
+                narrowed = ("--draft-vocab", str(folder / "draft_ids.json"))
             drafted = jobs.run(
                 "drafted", "drafted",
-                [*options, "--vram-budget", chosen.forced_budget or str(everything), "--drafts", str(MAX_DRAFTS)],
+                [
+                    *options, "--vram-budget", chosen.forced_budget or str(everything), "--drafts", str(MAX_DRAFTS),
+                    *narrowed,
+                ],
                 keep_s=CEILINGS_S, **common, trace=str(folder / "drafted.trace"), shares=shares, forced=DRAFTED_AT,
                 rounds=DRAFTED_ROUNDS, decoder_pairs=config.num_hidden_layers * config.num_experts,
             )  # fmt: skip
@@ -197,6 +205,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="LIST",
         help="also drafts that are right so often, in percent; the model has a draft layer then",
     )
+    parser.add_argument(
+        "--draft-ids",
+        type=int,
+        metavar="N",
+        help="of the draft layer's head, as a draft vocabulary leaves (default: all)",
+    )
     parser.add_argument("--prefill-chunk", type=int, metavar="ROWS", help="of the lane (default: its own)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="that make the model")
     parser.add_argument(
@@ -225,6 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     "device": chosen.device, "conversations": 1, "drafts": 0, "prompt_tokens": chosen.prompt,
                     "warm_tokens": chosen.warm, "measured_tokens": chosen.tokens,
                     "region_page_bytes": synthetic.region.page_bytes, "made_s": synthetic.seconds,
+                    "draft_ids": chosen.draft_ids,
                 },
                 packages=("numpy", "torch"),
             )  # fmt: skip
