@@ -148,7 +148,12 @@ class ParkClient:
 
     def _segments(self, value: object) -> tuple[int, ...]:
         assert self.memory is not None
-        return tuple(words.whole(n, 0, self.memory.segments - 1) for n in words.items(value, self.memory.segments))
+        numbers = words.items(value, self.memory.segments)
+        if not {int}.issuperset(map(type, numbers)):
+            raise ParkRefused("a number is missing or out of range")
+        for number in (min(numbers), max(numbers)) if numbers else ():
+            words.whole(number, 0, self.memory.segments - 1)
+        return tuple(numbers)
 
     def _call(self, fields: Mapping[str, object], fds: list[int] | None = None) -> dict[str, Any]:
         try:

@@ -254,10 +254,12 @@ class ParkIndex:
         else:
             more = False
         until = found[-1].changed if more else self._sequence
-        removed = [number for sequence, number in self._removed if after < sequence <= until] if after else []
-        if len(removed) > limits.PARK_MARKS_PER_REPLY:
-            return Changes(0, (), (), void=True, more=True)
-        return Changes(until, tuple(found), tuple(removed), void=False, more=more)
+        gone = [each for each in self._removed if after < each[0] <= until] if after else []
+        if len(gone) > limits.PARK_MARKS_PER_REPLY:
+            gone, more = gone[: limits.PARK_MARKS_PER_REPLY], True
+            until = gone[-1][0]
+            found = [entry for entry in found if entry.changed <= until]
+        return Changes(until, tuple(found), tuple(number for _, number in gone), void=False, more=more)
 
     # --- what goes first
 
@@ -308,6 +310,9 @@ class ParkIndex:
         if len(self._removed) == self._removed.maxlen:
             self._removed_before = self._removed[0][0]
         self._removed.append((self._sequence, entry.number))
+        # Who begins anew is told what is here in parts, and goes on after each: never so far back that it begins anew.
+        while self._by_change and (oldest := next(iter(self._by_change.values()))).changed < self._removed_before:
+            self._change(oldest)
         self._let_entry_go(entry.blobs())
 
     def _let_entry_go(self, blobs: Iterable[Blob]) -> None:

@@ -91,6 +91,14 @@ class ParkMemory:
         if segments and not 0 <= min(segments) <= max(segments) < self.segments:
             raise ParkRefused("a segment outside the pool")
         found: list[tuple[int, int]] = []
+        if segments == tuple(range(segments[0], segments[0] + len(segments)) if segments else ()):  # side by side: most
+            begin = segments[0] * self.segment_bytes if segments else 0
+            end = begin + size_bytes
+            while begin < end:
+                border = (begin // border_bytes + 1) * border_bytes if border_bytes else end
+                found.append((begin, min(end, border) - begin))
+                begin = border
+            return found
         for at, number in enumerate(segments):
             offset = number * self.segment_bytes
             part = min(self.segment_bytes, size_bytes - at * self.segment_bytes)

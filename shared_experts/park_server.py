@@ -30,6 +30,7 @@ from shared_experts.park_memory import HUGE_PAGE_BYTES, ParkMemory
 
 SOCKET_NAME = "park.sock"
 _RELIEF_S = 5.0
+_ROOM_S = 0.02  # a conversation's messages follow one another: files of the kernel are read for the first of them
 
 _log = structlog.get_logger(__name__)
 
@@ -61,6 +62,7 @@ class ParkServer(ListeningThread):
         self._total_bytes, self._segment_bytes, self._disk = total_bytes, segment_bytes, disk
         self._last_tenant: dict[int, bytes] = {}  # of every segment that was ever leased
         self._looked_s = 0.0  # at the host's memory
+        self._room_s, self._room_until = -1.0, 0  # when it was counted, and up to which segment there was some
         self._punches = 0
 
     def start(self) -> None:
@@ -212,8 +214,11 @@ class ParkServer(ListeningThread):
 
     def _fresh(self) -> int:
         """How many segments that were never used may be taken."""
-        room_bytes = host_memory.available_bytes() - host_memory.floor_bytes()
-        return max(0, room_bytes // self._segment_bytes)
+        now_s, touched = time.monotonic(), self.index.touched_segments
+        if now_s > self._room_s + _ROOM_S:
+            room_bytes = host_memory.available_bytes() - host_memory.floor_bytes()
+            self._room_s, self._room_until = now_s, touched + room_bytes // self._segment_bytes
+        return max(0, self._room_until - touched)
 
     def _clear(self, segments: tuple[int, ...], tenant: bytes) -> None:
         """They are this tenant's from now on."""

@@ -24,25 +24,22 @@ from typing import Any
 
 import structlog
 import torch
-import xxhash
 
 from lanes.affinity import keep_to, step_back
 from lanes.device import pages
 from lanes.device.pool_pins import PoolPins
 from lanes.device.side import Side
 from lanes.device.staging import Staging
-from lanes.state import snapshot
 from lanes.state.carrier import Carrier, Job, Part, Segments
 from lanes.state.errors import SnapshotRefused
 from lanes.state.host import Arrival
 from lanes.state.sequence import SequenceState
-from shared_experts import park_digest
+from shared_experts import park_digest, park_hand
 from shared_experts.errors import ParkRefused
 from shared_experts.park_memory import ParkMemory
 
 MOST_THREADS = 12  # that take digests: one reads 4 to 5 GB/s of what a device has just written, a link brings 55
 LOOK_S = 0.002  # that a step of getting ready waits
-AT_ONCE_BYTES = 1 << 20  # hashed, then copied while a core's cache has it
 
 _log = structlog.get_logger(__name__)
 
@@ -112,9 +109,10 @@ class DeviceCarrier(Carrier):
         self._quick = ThreadPoolExecutor(threads_on(cores), "park", keep_to, (set(cores),))
         self._slow = ThreadPoolExecutor(1, "park-beside", step_back)
         self._under: list[_Digest] = []
+        self._known = pages.Known()
         self._taken: tuple[tuple[int, int], Future[None]] | None = None  # memory of a piece of the pool, by a thread
         self._began_s: float | None = None  # to register pieces
-        self._stopping = threading.Event()
+        self._stopping = park_hand.Stop()
         self.batch_bytes = staging.half_bytes
 
     def out(self, memory: ParkMemory, parts: Sequence[Part], places: Sequence[Segments], *, hurry: bool) -> Job:
@@ -133,7 +131,7 @@ class DeviceCarrier(Carrier):
                     given = ((memory, tensors, at * park_digest.PIECE_BYTES, runs) for at, runs in enumerate(pieces))
                     found.append(_taken_by(threads, [_Digest(_by_hand, *each, self._stopping) for each in given]))
         finally:  # `settle` knows of what has begun, also before something that failed
-            self._under = [one for one in self._under if not one.done()] + [one for part in found for one in part]
+            self._remember(found)
         return _Under(found, self._quick)
 
     def back(
@@ -146,14 +144,15 @@ class DeviceCarrier(Carrier):
             runs = self._runs(memory, group)
             at = piece.memory.data_ptr()
             for offset, size_bytes in itertools.chain(*runs):
-                self._side.copy(at, memory.address + offset, size_bytes)
+                self._side.copy(at, memory.address + offset, size_bytes, pinned=not self._pins.refused)
                 at += size_bytes
             landed = self._side.copied()
             landed.before_compute()
-            pages.scatter(piece.memory, [part for part, _ in group], memory, runs)
+            pages.scatter(piece.memory, [part for part, _ in group], memory, runs, self._known)
             piece.free_after(self._side.computed())
             # After all that reads the segments, this thread too: what is written there before is in the digest.
             found += self._digested(memory, runs, landed, self._quick)
+            self._remember(found[-len(group) :])  # `settle` waits for them, whatever fails here
         if _names(found) != list(names):
             raise SnapshotRefused("a damaged part")
 
@@ -168,7 +167,7 @@ class DeviceCarrier(Carrier):
             wait([self._taken[1]])
             self._taken = None
         self._under.clear()
-        self._stopping = threading.Event()
+        self._stopping = park_hand.Stop()
 
     def welcome(self, state: SequenceState) -> None:
         """It takes the seat: its parts come back to the device."""
@@ -208,16 +207,20 @@ class DeviceCarrier(Carrier):
         self, memory: ParkMemory, group: list[tuple[Part, Segments]], threads: ThreadPoolExecutor
     ) -> list[list[_Digest]]:
         piece = self._staging.piece(sum(part.size_bytes for part, _ in group))
-        pages.gather(piece.memory, [part for part, _ in group])
+        pages.gather(piece.memory, [part for part, _ in group], self._known)
         self._side.after_compute()
         runs = self._runs(memory, group)
         at = piece.memory.data_ptr()
         for offset, size_bytes in itertools.chain(*runs):
-            self._side.copy(memory.address + offset, at, size_bytes)
+            self._side.copy(memory.address + offset, at, size_bytes, pinned=not self._pins.refused)
             at += size_bytes
         sent = self._side.copied()
         piece.free_after(sent)
         return self._digested(memory, runs, sent, threads)
+
+    def _remember(self, parts: list[list[_Digest]]) -> None:
+        """Addresses are read from here on: `settle` waits."""
+        self._under = [one for one in self._under if not one.done()] + [one for part in parts for one in part]
 
     def _digested(
         self, memory: ParkMemory, parts: list[pages.Runs], arrival: Arrival, threads: Executor
@@ -260,41 +263,52 @@ def _names(parts: list[list[_Digest]]) -> list[bytes]:
 def _digest(memory: ParkMemory, runs: pages.Runs, arrival: Arrival) -> bytes:
     """Of a piece in the pool, once copies that concern it have ended."""
     arrival.wait()
-    digest = xxhash.xxh3_128()
-    for offset, size_bytes in runs:
-        digest.update(memory.view(offset, size_bytes).data)
-    return digest.digest()
+    found = park_hand.load()([(memory.address + offset, size_bytes, 0) for offset, size_bytes in runs], None)
+    assert found is not None, "nobody stops it"
+    return found
 
 
 def _by_hand(
-    memory: ParkMemory, tensors: Sequence[torch.Tensor], at: int, runs: pages.Runs, stop: threading.Event
+    memory: ParkMemory, tensors: Sequence[torch.Tensor], at: int, runs: pages.Runs, stop: park_hand.Stop
 ) -> bytes:
     """A piece of tensors in host memory, from their byte `at` on, by this thread alone. The digest is of the source:
     what happens to the pool is seen."""
-    digest, left, skipped = xxhash.xxh3_128(), deque(runs), at
+    places, alive = _places(memory, tensors, at, runs)
+    found = park_hand.load()(places, stop)
+    alive.clear()
+    if found is None:
+        raise ParkRefused("given up")
+    return found
+
+
+def _places(
+    memory: ParkMemory, tensors: Sequence[torch.Tensor], at: int, runs: pages.Runs
+) -> tuple[list[park_hand.Place], list[torch.Tensor]]:
+    """Where these bytes are and go, and what must live until then."""
+    places: list[park_hand.Place] = []
+    alive: list[torch.Tensor] = []
+    left = deque(runs)
     for tensor in tensors:
         if not left:
             break
-        if tensor.nbytes <= skipped:
-            skipped -= tensor.nbytes
+        if tensor.nbytes <= at:
+            at -= tensor.nbytes
             continue
         for data in _flat(tensor):
-            at, skipped = min(skipped, data.shape[0]), max(0, skipped - data.shape[0])
-            while left and at < data.shape[0]:
-                if stop.is_set():
-                    raise ParkRefused("given up")
-                offset, size_bytes = left.popleft()
-                step = min(size_bytes, data.shape[0] - at, AT_ONCE_BYTES)
-                piece = data[at : at + step]
-                digest.update(piece.data)
-                memory.view(offset, step)[:] = piece
-                at += step
-                if step < size_bytes:
-                    left.appendleft((offset + step, size_bytes - step))
-    return digest.digest()
+            size_bytes, skipped = data.nbytes, min(at, data.nbytes)
+            at -= skipped
+            alive.append(data)
+            while left and skipped < size_bytes:
+                offset, room = left.popleft()
+                step = min(room, size_bytes - skipped)
+                places.append((data.data_ptr() + skipped, step, memory.address + offset))
+                skipped += step
+                if step < room:
+                    left.appendleft((offset + step, room - step))
+    return places, alive
 
 
-def _flat(tensor: torch.Tensor) -> list[snapshot.Bytes]:
-    """Its bytes in order, in pieces that lie together: rows of several heads lie apart."""
+def _flat(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The same bytes in order, in pieces that lie together: rows of several heads lie apart."""
     pieces = [tensor] if tensor.is_contiguous() else list(tensor)
-    return [piece.contiguous().flatten().view(torch.uint8).numpy() for piece in pieces if piece.numel()]
+    return [piece.contiguous() for piece in pieces if piece.numel()]

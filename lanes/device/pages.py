@@ -17,7 +17,10 @@ from lanes.state.carrier import Part, Rows, Segments
 from lanes.state.sequence import AttentionState
 from shared_experts.park_memory import ParkMemory
 
+MOST_KNOWN = 256  # batches of a conversation of 200,000 tokens, in either half
+
 Runs = list[tuple[int, int]]
+_Both = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
 def groups(items: Sequence[tuple[Part, Segments]], most_bytes: int) -> Iterator[list[tuple[Part, Segments]]]:
@@ -34,27 +37,50 @@ def groups(items: Sequence[tuple[Part, Segments]], most_bytes: int) -> Iterator[
         yield group
 
 
-def gather(memory: torch.Tensor, parts: Sequence[Part]) -> None:
+class Known:
+    """Views of batches in a seat and in what they are staged in, whose memory stays where it is: every conversation has
+    the same ones, and each view that is not made is a time less that the interpreter is asked for."""
+
+    def __init__(self) -> None:
+        self._views: dict[tuple[int, ...], _Both] = {}
+
+    def views(self, memory: torch.Tensor, at: int, part: Rows, count: int) -> _Both:
+        """As `_views` has them, in memory and in the state."""
+        if not part.seated:
+            return _both(memory, at, part, count)
+        attention = next(iter(part.state.attention.values()))
+        kept = getattr(attention, attention.shape.growing()[0].name)
+        key = (memory.data_ptr() + at, kept.data_ptr(), id(part.state.shape), part.first, part.end, count)
+        if (found := self._views.get(key)) is None:
+            if len(self._views) >= MOST_KNOWN:
+                self._views.clear()
+            found = self._views[key] = _both(memory, at, part, count)
+        return found
+
+
+def gather(memory: torch.Tensor, parts: Sequence[Part], known: Known | None = None) -> None:
     """Parts, end to end, into memory uint8."""
+    known = known or Known()
     for part, count, at in _steps(parts):
         if count:
             assert isinstance(part, Rows)
-            there, here = zip(*_views(memory, at, part, count), strict=True)
-            torch._foreach_copy_(list(there), list(here))
+            torch._foreach_copy_(*known.views(memory, at, part, count))
             continue
         flat = [tensor.contiguous().flatten().view(torch.uint8) for tensor in part.tensors() if tensor.numel()]
         size_bytes = sum(each.shape[0] for each in flat)
         torch._foreach_copy_(list(memory[at : at + size_bytes].split([each.shape[0] for each in flat])), flat)
 
 
-def scatter(memory: torch.Tensor, parts: Sequence[Part], pool: ParkMemory, runs: Sequence[Runs]) -> None:
+def scatter(
+    memory: torch.Tensor, parts: Sequence[Part], pool: ParkMemory, runs: Sequence[Runs], known: Known | None = None
+) -> None:
     """The way back. Tensors in host memory are filled from `runs` of the pool, which has the same bytes."""
-    number = 0
+    known, number = known or Known(), 0
     for part, count, at in _steps(parts):
         if count:
             assert isinstance(part, Rows)
-            there, here = zip(*_views(memory, at, part, count), strict=True)
-            torch._foreach_copy_(list(here), list(there))
+            there, here = known.views(memory, at, part, count)
+            torch._foreach_copy_(here, there)
         elif isinstance(part, Rows):
             stop = min(part.end, part.until)
             into = part.state.rows(part.first, stop)
@@ -107,6 +133,11 @@ def _together(parts: Sequence[Part]) -> int:
             break
         count += 1
     return count
+
+
+def _both(memory: torch.Tensor, at: int, first: Rows, count: int) -> _Both:
+    there, here = zip(*_views(memory, at, first, count), strict=True)
+    return list(there), list(here)
 
 
 def _views(memory: torch.Tensor, at: int, first: Rows, count: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -61,12 +61,12 @@ class Side:
         if self._stream is not None and isinstance(arrival, Event):
             arrival.before(self._stream)
 
-    def copy(self, to: int, source: int, size_bytes: int) -> None:
-        """Between two addresses, either side's."""
+    def copy(self, to: int, source: int, size_bytes: int, *, pinned: bool = False) -> None:
+        """Between two addresses, either side's; `pinned`: that of the host is registered."""
         if self._stream is None:
             ctypes.memmove(to, source, size_bytes)
         else:
-            driver.copy(to, source, size_bytes, self._stream.cuda_stream)
+            driver.copy(to, source, size_bytes, self._stream.cuda_stream, pinned=pinned)
 
     def copied(self) -> Arrival:
         """All copies until now."""

@@ -200,6 +200,31 @@ def test_whatever_happens_a_mirror_follows_and_segments_are_whole(turns, segment
         limits.PARK_REMOVALS, limits.PARK_MARKS_PER_REPLY = was
 
 
+@pytest.mark.parametrize("parts", [2, 40])
+def test_whoever_begins_anew_comes_to_an_end(monkeypatch, parts):
+    """Old conversations that stay, more than a reply tells, and more removals since than are remembered, or told."""
+    monkeypatch.setattr(limits, "PARK_MARKS_PER_REPLY", parts)
+    monkeypatch.setattr(limits, "PARK_REMOVALS", 100)
+    index = ParkIndex(60, 1)
+    kept = [park(index, f"k{number}") for number in range(8)]
+    for number in range(300):
+        for one in kept:
+            index.unpin("reader", index.pin("reader", one, A).number)
+        park(index, f"x{number}")
+        if number in (20, 90, 299):
+            seen, known, calls = 0, set(), 0
+            while True:
+                news, calls = index.changes(seen), calls + 1
+                assert not news.void
+                known = (known - set(news.removed)) | {entry.number for entry in news.entries}
+                seen = news.sequence
+                if not news.more:
+                    break
+            assert known == {entry.number for entry in index._by_change.values()}
+            assert set(kept) < known
+            assert calls < 200
+
+
 def test_ten_thousand_conversations_stay_inside():
     index = ParkIndex(2000, 1)
     for number in range(10_000):

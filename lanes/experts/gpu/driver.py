@@ -34,9 +34,19 @@ def _check(call: str, code: int) -> None:
         raise GpuFailed(f"{call}: {name.value.decode() if name.value else code}")
 
 
-def copy(to: int, source: int, size_bytes: int, stream: int) -> None:
-    """Enqueues a copy between two addresses, either side's."""
-    _check("copy", _library().cuMemcpyAsync(to, source, size_bytes, stream))
+@cache
+def _at_once() -> ctypes.PyDLL:
+    """For calls that come back in microseconds: the interpreter is kept, which threads beside would take for longer."""
+    _library()
+    library = ctypes.PyDLL("libcuda.so.1")
+    library.cuMemcpyAsync.argtypes = [_u64, _u64, ctypes.c_size_t, _pointer]
+    return library
+
+
+def copy(to: int, source: int, size_bytes: int, stream: int, *, pinned: bool = False) -> None:
+    """Enqueues a copy between two addresses, either side's. Where the host's is not `pinned` it may wait for others."""
+    library = _at_once() if pinned else _library()
+    _check("copy", library.cuMemcpyAsync(to, source, size_bytes, stream))
 
 
 def write_word(stream: int, address: int, value: int) -> None:
