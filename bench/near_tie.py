@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,17 +57,28 @@ class Apart(AssertionError):
     """Farther than the tolerance; the text has the figures."""
 
 
-def apart(got: torch.Tensor, want: torch.Tensor, allowed: Tolerance) -> str:
-    """How far teacher-forced logits [T, V] are apart, in words; raises Apart where they are not margin-equal."""
-    found = compare(got.numpy(), want.numpy(), allowed)
-    median, tenth, most = (float(value) for value in np.quantile(found.offs, (0.5, 0.9, 1.0), method="higher"))
+def apart(got: torch.Tensor, want: torch.Tensor, allowed: Tolerance, rounded: torch.Tensor | None = None) -> str:
+    """How far teacher-forced logits [T, V] are apart, in words; raises Apart where they are not margin-equal.
+
+    `rounded`: what the truth says where it rounds as the other side does. By as much a row may be further apart."""
+    moved = None if rounded is None else compare(rounded.numpy(), want.numpy(), allowed).offs
+    found = compare(got.numpy(), want.numpy(), allowed, 0.0 if moved is None else moved)
+    median, tenth, most = _quantiles(found.offs)
     text = (
         f"median {median:.1e}, 90th {tenth:.1e} ({allowed.common:.0e}), most {most:.1e} of scale ({allowed.most:.0e}), "
         f"{found.other} other ids of {found.sure} sure ones in {len(found.offs)}"
     )
+    if moved is not None:
+        text += "; rounding alone: {:.1e}, {:.1e}, {:.1e}".format(*_quantiles(moved))
     if not found.held(allowed):
         raise Apart(text)
     return text
+
+
+def _quantiles(offs: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float, float]:
+    """Median, 90th, most."""
+    median, tenth, most = (float(value) for value in np.quantile(offs, (0.5, 0.9, 1.0), method="higher"))
+    return median, tenth, most
 
 
 def choice(pack_path: Path, ids: Sequence[int], one: int, other: int) -> Choice:

@@ -66,3 +66,26 @@ def test_in_words():
     assert text == (
         "median 5.0e-03, 90th 5.0e-03 (2e-02), most 5.0e-03 of scale (1e-01), 0 other ids of 1 sure ones in 2"
     )
+
+
+def test_a_row_may_be_further_apart_by_what_rounding_alone_moves_it():
+    want = np.repeat(WANT[:1], 10, axis=0)
+    rounded, got = want.copy(), want.copy()
+    rounded[:3, 1], got[:3, 1] = 6.0, 6.3  # of 20: a third of the rows, 0.3 and 0.015 more
+    allowed = Tolerance(0.02, 0.2)
+    with pytest.raises(Apart):
+        apart(torch.from_numpy(got), torch.from_numpy(want), allowed)
+    text = apart(torch.from_numpy(got), torch.from_numpy(want), allowed, torch.from_numpy(rounded))
+    assert text.endswith("; rounding alone: 0.0e+00, 3.0e-01, 3.0e-01")
+    got[:3, 1] = 6.5  # 0.025 more
+    with pytest.raises(Apart):
+        apart(torch.from_numpy(got), torch.from_numpy(want), allowed, torch.from_numpy(rounded))
+
+
+def test_a_sure_token_must_lead_by_what_rounding_moves_as_well():
+    want, got, rounded = (np.float32([[10.0, 9.0, 0.0, 0.0]]) for _ in range(3))
+    got[0, 1] = 10.1
+    assert compare(got, want, Tolerance(0.04, 0.2)).other == 1
+    rounded[0, 1] = 9.2
+    moved = compare(rounded, want, Tolerance(0.04, 0.2)).offs
+    assert compare(got, want, Tolerance(0.04, 0.2), moved).sure == 0
