@@ -10,6 +10,8 @@ an eighth of an octave apart are all held against the last windows, which fade, 
 believed. Where that says nothing, because the CPU was always the later one, the belief shrinks, as a cost does that
 nobody sees (cpu_line), until the link is tried again.
 
+What is found is what the split compares: the handshake, which only the CPU's answer pays, is off the link's time.
+
 Not here: clocks, what the CPU takes (cpu_line), what follows from both (split).
 Invariant: layers are compared with themselves only, and only in windows of as many rows.
 
