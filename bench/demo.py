@@ -178,10 +178,13 @@ def main(once: bool, as_json: bool, report_dir: Path | None, launcher: str) -> N
             if not once:
                 show_hints(console, cluster.http, cluster.grpc, cluster.page)
                 wait_for_signal()
+        if not once:
+            console.print("stopped: nothing of it runs any more")
     except (ClusterFailed, grpc.aio.AioRpcError) as error:
         console.print(f"[red]demo: {error}[/]")
         sys.exit(1)
     except KeyboardInterrupt:
+        console.print("stopped before it was done; nothing of it runs any more")
         sys.exit(130)
 
 

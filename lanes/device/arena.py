@@ -42,8 +42,6 @@ class Arena:
     def __init__(self, size_bytes: int, registered: Registered | None) -> None:
         """Raises HostMemoryTooSmall."""
         self.size_bytes = align(size_bytes, mmap.PAGESIZE)
-        if registered is not None:  # which takes every page of it
-            _require(self.size_bytes)
         try:
             self._map = mmap.mmap(-1, max(self.size_bytes, mmap.PAGESIZE))
         except (OSError, OverflowError) as error:
@@ -53,7 +51,10 @@ class Arena:
         self._map.madvise(mmap.MADV_DONTDUMP)
         self._bytes = np.frombuffer(self._map, np.uint8)
         self._address = self._bytes.ctypes.data
-        self.pinned = registered is not None and registered.add(self._address, len(self._map))
+        registers = registered is not None and registered.tries(self._address)
+        if registers:  # which takes every page of it; plain memory is taken as it is used
+            _require(self.size_bytes)
+        self.pinned = registers and registered is not None and registered.add(self._address, len(self._map))
         self._registered = registered
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, self.size_bytes)]  # (first, end), ascending, never adjacent

@@ -46,6 +46,12 @@ class Registered:
             self._library.cuCtxGetCurrent(ctypes.byref(self._context))
         return bool(code == 0)
 
+    def tries(self, address: int) -> bool:
+        """Whether the driver takes a page there; it is as before afterwards."""
+        taken = self.add(address, PAGE_BYTES)
+        self.drop(address)
+        return taken
+
     def drop(self, address: int) -> None:
         """A range is as any other memory again; no copy of it may be under way."""
         if self._sizes.pop(address, None) is None:

@@ -92,7 +92,8 @@ def test_memory_that_a_driver_refuses_is_as_good(code):
     registered = Registered(load=lambda name: driver)
     arena = Arena(1 << 16, registered)
     assert arena.pinned == (code == 0)
-    assert [(size, flags) for _, size, flags in driver.registered] == [(1 << 16, 1)]
+    tried = mmap.PAGESIZE if code else 1 << 16  # of a driver that takes nothing, no more than a page is asked
+    assert [(size, flags) for _, size, flags in driver.registered] == [(tried, 1)]
     assert registered.bytes == (1 << 16) * (code == 0)
     assert arena.allocate((16,), torch.uint8) in arena
     arena.close()
@@ -187,3 +188,23 @@ def test_memory_that_would_be_taken_whole_is_there_or_is_not_taken(monkeypatch):
         HostMemoryTooSmall, match="take 1 MiB of host memory, and 0 MiB can be had: give less of either"
     ):
         Arena((1 << 16) + 1, Registered(load=lambda name: Driver()))
+
+
+def no_driver(name: str) -> object:
+    raise OSError(name)
+
+
+@pytest.mark.parametrize("load", [no_driver, lambda name: Driver(codes={"cuMemHostRegister_v2": 801})])
+def test_memory_that_nobody_registers_is_taken_as_it_is_used_and_not_asked_for_whole(load, monkeypatch):
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 0)
+    arena = Arena(1 << 20, Registered(load=load))
+    assert not arena.pinned
+    assert arena.allocate((16,), torch.uint8) in arena
+    arena.close()
+
+
+def test_whether_the_driver_takes_memory_is_tried_with_a_page_that_it_has_no_longer():
+    driver = Driver()
+    registered = Registered(load=lambda name: driver)
+    assert registered.tries(0x7000_0000_0000)
+    assert (driver.registered, registered.bytes) == ([], 0)
