@@ -11,8 +11,8 @@ def test_a_result_has_what_the_contract_asks_for(tmp_path):
     out = tmp_path / "decode.json"
     command = [
         sys.executable, "-m", "bench.decode", "--scale", "small", "--vram-budget", "2MiB,0",
-        "--tokens", "12", "--warm", "10", "--prompt", "8", "--forced", "100,60", "--drafted", "80", "--draft-ids", "900",
-        "--threads", "1", "--out", str(out),
+        "--tokens", "12", "--warm", "10", "--prompt", "8", "--forced", "100,60", "--drafted", "80",
+        "--draft-ids", "900", "--threads", "1", "--out", str(out),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
