@@ -2,8 +2,9 @@
 
     [ rows of A | fixed of A | checkpoint | free ........ | rows of B | being zeroed | free ]
 
-A tensor's place is free again once nothing refers to its memory and the thread has zeroed it. Where no place is large
-enough a tensor is plain memory: slower to copy, and as good. Not here: what is charged (pool), copies (host).
+A tensor's place is free again once nothing refers to its memory and it was zeroed: by the thread, or by who needs a
+place and finds none, since the thread gets what computing leaves. Where no place is large enough a tensor is plain
+memory: slower to copy, and as good. Not here: what is charged (pool), copies (host).
 
 Invariants: places never overlap; nobody gets a place that is not zero; whoever lets go waits for nothing.
 """
@@ -18,6 +19,7 @@ import mmap
 import queue
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -33,7 +35,9 @@ from shared_experts.layout import align
 ALIGNMENT_BYTES = 512
 ZEROED_AT_ONCE_BYTES = 4 << 20  # so that the memory's bandwidth is left to others in between
 ALIVE_S = 1.0  # between two looks whether the thread that is waited for still runs
-_Work = tuple[int, int] | threading.Event | Callable[[], None] | None
+ZEROED_AT_A_TIME_BYTES = 32 << 20  # the rest is there meanwhile for who needs a place
+_Work = threading.Event | Callable[[], None] | None
+_Dirty = deque[tuple[int, int]]  # (first, bytes), of places that nobody refers to and nobody has zeroed yet
 
 
 class Arena:
@@ -59,7 +63,8 @@ class Arena:
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, self.size_bytes)]  # (first, end), ascending, never adjacent
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
-        mine = (self._work, self._bytes, weakref.WeakMethod(self._give))
+        self._dirty: _Dirty = deque()
+        mine = (self._work, self._dirty, self._bytes, weakref.WeakMethod(self._give))
         self._thread = threading.Thread(target=_run, args=mine, name="state-arena", daemon=True)
         self._thread.start()
         left = (self._work, self._thread, registered, self._bytes)
@@ -83,10 +88,11 @@ class Arena:
     def place(self, size_bytes: int) -> torch.Tensor | None:
         """So many bytes in one piece, zero, if there are now."""
         first = self._take(size_bytes)
-        if first is None:
+        if first is None and (first := self._zeroed_here(size_bytes)) is None:
             return None
         view = self._bytes[first : first + size_bytes]
-        weakref.finalize(view, self._work.put, (first, size_bytes)).atexit = False
+        left = (first, align(size_bytes, ALIGNMENT_BYTES))
+        weakref.finalize(view, _let_go, self._dirty, self._work, left).atexit = False
         return torch.from_numpy(view)
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
@@ -121,6 +127,23 @@ class Arena:
                     return first
         return None
 
+    def _zeroed_here(self, size_bytes: int) -> int | None:
+        """A place of what waits to be zeroed, by this thread."""
+        size_bytes = align(size_bytes, ALIGNMENT_BYTES)
+        for _ in range(len(self._dirty)):
+            try:
+                first, room_bytes = self._dirty.popleft()
+            except IndexError:  # the thread was faster
+                break
+            if room_bytes < size_bytes:
+                _let_go(self._dirty, self._work, (first, room_bytes))
+                continue
+            if room_bytes > size_bytes:
+                _let_go(self._dirty, self._work, (first + size_bytes, room_bytes - size_bytes))
+            ctypes.memset(self._address + first, 0, size_bytes)
+            return first
+        return None
+
     def _give(self, first: int, end: int) -> None:
         with self._lock:
             at = bisect.bisect(self._free, (first, end))
@@ -130,6 +153,16 @@ class Arena:
                 at -= 1
                 first = self._free.pop(at)[0]
             self._free.insert(at, (first, end))
+
+
+def _let_go(dirty: _Dirty, work: queue.SimpleQueue[_Work], place: tuple[int, int]) -> None:
+    """By whatever thread, also in the middle of something: no lock is taken."""
+    dirty.append(place)
+    work.put(_nothing)  # the thread looks
+
+
+def _nothing() -> None:
+    pass
 
 
 def _forgotten(
@@ -159,21 +192,27 @@ def _refusal(size_bytes: int, why: str) -> str:
 
 
 def _run(
-    given: queue.SimpleQueue[_Work], memory: npt.NDArray[np.uint8], give: weakref.WeakMethod[Callable[[int, int], None]]
-) -> None:
+    given: queue.SimpleQueue[_Work], dirty: _Dirty, memory: npt.NDArray[np.uint8],
+    give: weakref.WeakMethod[Callable[[int, int], None]],
+) -> None:  # fmt: skip
     """The thread of an arena that may be gone."""
     step_back()  # nobody waits for it but who has no memory
     while (work := given.get()) is not None:
         if isinstance(work, threading.Event):
             work.set()
-        elif callable(work):
-            work()
         else:
-            first, size_bytes = work
-            for at in range(first, first + size_bytes, ZEROED_AT_ONCE_BYTES):
-                part = min(ZEROED_AT_ONCE_BYTES, first + size_bytes - at)
-                ctypes.memset(memory.ctypes.data + at, 0, part)  # without the interpreter's lock
-            if (back := give()) is not None:
-                back(first, first + align(size_bytes, ALIGNMENT_BYTES))
-            del back
+            work()
         del work
+        while dirty:
+            try:
+                first, size_bytes = dirty.popleft()
+            except IndexError:  # who needs it was faster
+                break
+            end = first + min(size_bytes, ZEROED_AT_A_TIME_BYTES)
+            if end < first + size_bytes:
+                dirty.appendleft((end, first + size_bytes - end))
+            for at in range(first, end, ZEROED_AT_ONCE_BYTES):
+                ctypes.memset(memory.ctypes.data + at, 0, min(ZEROED_AT_ONCE_BYTES, end - at))  # without the lock
+            if (back := give()) is not None:
+                back(first, end)
+            del back

@@ -32,7 +32,7 @@ from lanes.state.mirror import ParkMirror
 from lanes.state.resident import Resident
 from lanes.state.reuse import Ids, most_useful
 from lanes.state.snapshot import Header, Identity, SavedMark
-from shared_experts.errors import ParkError
+from shared_experts.errors import ParkError, ParkFull
 from shared_experts.park_client import ParkClient, Parked
 
 ROOM_PAGES = 32  # asked for at once
@@ -55,7 +55,7 @@ class Parking:
         self._routing, self._carrier = routing, carrier or Carrier()
         self._hurry = True
         self._client: ParkClient | None = None
-        self._retry_s = self._polled_s = -1e9
+        self._retry_s = self._polled_s = self._full_until_s = -1e9
         self._job: tuple[Resident, int, Iterator[int]] | None = None  # who, its length, the rest of the work
         self.mirror = ParkMirror()
 
@@ -64,6 +64,8 @@ class Parking:
     def wants(self, resident: Resident, *, leaving: bool = False) -> bool:
         """Whether to park this conversation. One that the pool has dropped again is parked anew only when it leaves."""
         if resident.length < limits.LEAST_PARKED_TOKENS or not self._usable() or not self._places(resident):
+            return False
+        if self._clock() < self._full_until_s:
             return False
         generation, number = resident.parked_as
         there = self._client is None or generation == self._client.generation
@@ -98,6 +100,11 @@ class Parking:
                     return False
             self._job = None
             return True
+        except ParkFull as full:  # of what others are at: the connection, and what is registered, are as good as before
+            _log.info("park_failed", code=full.code, reason=str(full))
+            self._full_until_s = self._clock() + limits.PARK_RETRY_S
+            self._give_up()
+            return True
         except ParkError as error:
             self._failed(error)
             return True
@@ -107,13 +114,16 @@ class Parking:
     def leave_off(self, resident: Resident | None = None) -> None:
         """The conversation goes on, or goes: what was begun for it is given up."""
         if self._job is not None and resident in (None, self._job[0]):
-            self._job = None
-            self._carrier.settle()
-            if self._client is not None:
-                try:
-                    self._client.abandon()
-                except ParkError as error:
-                    self._failed(error)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._job = None
+        self._carrier.settle()
+        if self._client is not None:
+            try:
+                self._client.abandon()
+            except ParkError as error:
+                self._failed(error)
 
     def _park(self, resident: Resident) -> Iterator[int]:
         """Yields bytes looked at; the owner knows the conversation once it is through."""

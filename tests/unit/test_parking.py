@@ -16,6 +16,7 @@ from lanes.state.pool import StatePool
 from lanes.state.prefixes import Place
 from lanes.state.snapshot import Identity
 from shared_experts.layout import align
+from shared_experts.park_client import ParkClient
 from shared_experts.park_server import ParkServer
 from tests.fakes.states import SHAPE, fresh, same
 from tests.unit.test_conversations import feed, turn
@@ -107,6 +108,32 @@ def test_begun_says_what_came_from_the_pool(lane):
     assert (begun.cached_tokens, begun.restored_tokens) == (100, 100)
     assert same(b.pool[begun.slot], fresh(prompt))
     b.end(begun.slot)
+
+
+def test_a_pool_that_others_fill_costs_no_more_than_the_parking(lane, pool, clock):
+    """The connection stays, what is there is taken back meanwhile, and it is tried again later."""
+    a, b = lane(), lane()
+    prompt = ids(100)
+    turn(a, prompt)
+    settle(a)
+    client, other = b.park._connected(), ParkClient(pool.path)
+    free = pool.index.segments - pool.index.used_segments
+    other.room(b"o" * 16, [(free - 2) * SEGMENT])
+    other.pin(1, next(iter(pool.index._by_change.values())).tenant)
+    turn(b, ids(150, seed=3))
+    clock.now_s += 1
+    settle(b)
+    assert b.counters.parks == 0
+    assert b.park._client is client
+    assert pool.index.used_segments == pool.index.segments - 2, "what it had leased is free"
+    assert turn(b, [*prompt, 5]) == 100
+    assert b.counters.restores == 1
+    other.close()
+    settle(b)
+    assert b.counters.parks == 0, "not at once"
+    clock.now_s += limits.PARK_RETRY_S + 1
+    settle(b)
+    assert b.counters.parks == 2
 
 
 def test_unchanged_pages_are_not_copied_again(lane):

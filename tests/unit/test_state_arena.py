@@ -86,6 +86,31 @@ def test_what_is_asked_for_later_comes_before_the_memory_goes(arena):
     assert arena.free_bytes == 1 << 20
 
 
+def test_who_needs_a_place_does_not_wait_for_the_thread(arena):
+    """It has low priority, and may be at something else; what is needed is zeroed by who needs it, and no more."""
+    gate, begun = threading.Event(), threading.Event()
+    tensors = [arena.allocate((size,), torch.uint8) for size in (300_000, 500_000, 200_000)]
+    for tensor in tensors:
+        tensor.fill_(7)
+    arena.later(lambda: (begun.set(), gate.wait(60)))
+    assert begun.wait(60)
+    del tensor
+    tensors.clear()
+    first = arena.allocate((400_000,), torch.uint8)
+    second = arena.place(90_001)
+    assert first in arena
+    assert second in arena
+    assert not first.any()
+    assert not second.any()
+    assert int((arena._bytes == 7).sum()) >= 1_000_000 - 400_000 - 90_001 - 2 * 512, "the rest is the thread's"
+    gate.set()
+    arena.flush()
+    arena.flush()
+    assert arena.free_bytes == (1 << 20) - 400_384 - 90_112
+    assert not arena._bytes.any()
+    assert not first.fill_(1)[-1] - 1
+
+
 @pytest.mark.parametrize("code", [0, 1])
 def test_memory_that_a_driver_refuses_is_as_good(code):
     driver = Driver(codes={"cuMemHostRegister_v2": code})
