@@ -37,7 +37,7 @@ from shared_experts.region import RegionShape
 RINGS = (1, 2, 3)  # slots
 CHUNKS = (1, 3)  # of a prompt
 CANCELS = (False, True)  # with records copied as they are chosen, ahead
-LOST_S = 15.0  # a lost handshake is an error before that
+LOST_S = 13.0  # a lost handshake is an error before that: 10 s, for a thread that stands still 11
 # (rows, right ones) of trial windows: every length with every number of right rows.
 TRIALS = [(rows, right) for rows in (2, 3, 4) for right in range(rows)]
 

@@ -98,7 +98,7 @@ CUDA_CONTEXT_BYTES = 912 << 20  # of a budget: the context, kernels, captured gr
 CUDA_WORKSPACE_BYTES = 640 << 20  # of a budget: what eager passes take in slices of bounded size, and fragments
 PROMPT_ROWS_IN_PLACE = 1024  # of a pass whose activations have memory of their own; of more the expert cache lends it
 VRAM_RESERVE_BYTES = 256 << 20  # of a budget: never used
-HANDSHAKE_S = 10.0  # a doorbell that does not ring, or with a quarter more a thread that does not answer, ends the lane
+HANDSHAKE_S = 10.0  # a doorbell that does not ring, or a second later a thread that does not answer, ends the lane
 
 # routing traces
 TRACE_BYTES = 1 << 30

@@ -129,8 +129,8 @@ void expert_share::run(int32_t core) {
 void expert_share::look_after() {
   pthread_setname_np(pthread_self(), "share-guard");
   // The thread itself would have said SILENT in time: much later it is no longer running.
-  const int64_t limit = config.silence_ns + std::max(config.silence_ns / 4, kGraceNs);
-  const auto pace = std::chrono::nanoseconds(std::clamp<int64_t>(config.silence_ns / 16, 1'000'000, 500'000'000));
+  const int64_t limit = config.silence_ns + kGraceNs;
+  const auto pace = std::chrono::nanoseconds(std::clamp<int64_t>(config.silence_ns / 16, 1'000'000, 100'000'000));
   std::unique_lock<std::mutex> lock(ending);
   while (!ended.wait_for(lock, pace, [this] { return stopping.load(); }))
     if (state.load() == SHARE_ARMED && now_ns() - progress_ns.load() > limit) end(SHARE_STUCK);

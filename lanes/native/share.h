@@ -26,8 +26,8 @@
 //
 // Waiting: hot for 2 ms (the pool's workers too, from a window's beginning on), then sleeps of 20 us in a window, a futex
 // between two. No doorbell for `silence_ns` inside a window, a doorbell out of order, or an input out of range ends the share with an error that stays.
-// A second thread looks after the first: when that one has not got on for a quarter more than `silence_ns` (a second more
-// at least), it ends the share in its place, and what the first does later changes nothing.
+// A second thread looks after the first: when that one has not got on for a second more than `silence_ns`, it ends the
+// share in its place, and what the first does later changes nothing.
 //
 // Letters: L layers, E experts, R rows, K experts per row, P = R * K pairs, H hidden.
 #pragma once
