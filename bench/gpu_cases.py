@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from lanes.kernels import combine, delta_step, deltanet, experts, naive, route, sampling, stream
+from lanes.kernels.post import Post
 from lanes.kernels.products import FEW_ROWS
 from lanes.models.ops import rms
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
@@ -109,19 +110,23 @@ class Records:
         return expert, pairs
 
 
+def quantised_rows(rows: int, hidden: int, group: int, device: str) -> experts.QuantisedRows:
+    """Room for them."""
+    groups = (rows, hidden // group)
+    return experts.QuantisedRows(
+        torch.empty((rows, hidden), dtype=torch.int8, device=device), torch.empty(groups, device=device),
+        torch.empty(groups, dtype=torch.int32, device=device),
+    )  # fmt: skip
+
+
 class ExpertLayer:
     """The experts of every layer for windows of `rows`: the launches, and where their results lie."""
 
     def __init__(self, sizes: Sizes, records: Records, rows: int, device: str) -> None:
         self.sizes, self.records, self.rows = sizes, records, rows
         self.layout, pairs = records.layout, rows * sizes.chosen
-        groups = sizes.hidden // self.layout.format.group
         self.x = torch.randn(rows, sizes.hidden, device=device)
-        self.quantised = experts.QuantisedRows(
-            torch.empty((rows, sizes.hidden), dtype=torch.int8, device=device),
-            torch.empty((rows, groups), device=device),
-            torch.empty((rows, groups), dtype=torch.int32, device=device),
-        )
+        self.quantised = quantised_rows(rows, sizes.hidden, self.layout.format.group, device)
         self.host_jobs = [records.jobs(layer, rows, sizes.chosen) for layer in range(sizes.layers)]
         self.jobs = [experts.Jobs(expert.to(device), at.to(device)) for expert, at in self.host_jobs]
         self.h, self.y = (torch.empty((pairs, width), device=device) for width in (sizes.inner, sizes.hidden))
@@ -192,7 +197,8 @@ class ExpertLayer:
 
 
 def route_case(sizes: Sizes, rows: int, device: str) -> Case:
-    """Router logits to jobs; half of the experts resident, half of the misses for the CPU."""
+    """Router logits to jobs, the rows quantised beside it; half of the experts resident, half of the misses for the
+    CPU."""
     pairs = rows * sizes.chosen
     logits = torch.randn(sizes.layers, rows, sizes.experts + 1, device=device)
     resident = torch.randint(0, 2, (sizes.layers, sizes.experts), dtype=torch.int8, device=device)
@@ -206,8 +212,12 @@ def route_case(sizes: Sizes, rows: int, device: str) -> Case:
         experts.Jobs(integers(pairs), integers(pairs, rows)), integers(pairs),
     )  # fmt: skip
 
+    group = sizes.layout.format.group
+    x, log = torch.randn(rows, sizes.hidden, device=device), integers(rows, sizes.chosen)
+    posted = Post(x, quantised_rows(rows, sizes.hidden, group, device), group, log, 0, None)
+
     def layer(i: int) -> None:
-        route.route(logits[i], resident[i], share, out, normalise=True)
+        route.route(logits[i], resident[i], share, out, normalise=True, posted=posted)
 
     def check() -> None:
         layer(0)
@@ -219,7 +229,7 @@ def route_case(sizes: Sizes, rows: int, device: str) -> Case:
         assert torch.equal(out.slots.cpu(), slots)
         torch.testing.assert_close(out.weights.cpu(), weights, rtol=2e-6, atol=1e-9)
 
-    return Case("route", 1, rows * sizes.experts * 4 + sizes.experts, layer, check)
+    return Case("route", 1, rows * (sizes.experts * 4 + sizes.hidden * 5) + sizes.experts, layer, check)
 
 
 def delta_cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:

@@ -167,7 +167,7 @@ def whole_layer(cases: dict[str, Case]) -> list[Case]:
     if "mixing: lower, lift" in cases:  # few rows
         mixing, leave = ["mixing: lower, lift"], "shared: leave into the streams"
         block = ["products: into a DeltaNet", "deltanet: in one", "products: into the streams"]
-    moe = ["shared: enter", "route", "experts: quantise", "experts: gate_up, down", leave]
+    moe = ["shared: enter", "route", "experts: gate_up, down", leave]
     names = (*mixing, *block, *mixing, *moe)
     if not cases.keys() >= set(names):
         return []  # what could not be made was reported

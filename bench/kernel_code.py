@@ -60,6 +60,7 @@ from lanes.kernels import (
     shared,
     stream,
 )
+from lanes.kernels.ahead import Ahead
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
 HIDDEN, INNER, CHOSEN, EXPERTS = 2560, 640, 10, 512
@@ -141,19 +142,23 @@ def launch_experts(format: str, rows: int) -> None:
     addresses = torch.empty(EXPERTS, dtype=torch.int64)
     experts.quantise_rows(x, quantised, layout.format.group)
     word = doorbell.Word(torch.empty(1, dtype=torch.int64), 1)
-    experts.gate_up(layout, addresses, work, quantised, h, word)
+    ahead = None
+    if rows == 1:
+        ahead = Ahead(torch.empty((1, 2), dtype=torch.int64), torch.empty(EXPERTS, dtype=torch.int8))
+    experts.gate_up(layout, addresses, work, quantised, h, word, ahead)
     experts.down(layout, addresses, work, h, y, word)
     routed = route.Routed(
         torch.empty((rows, CHOSEN), dtype=torch.int32), torch.empty(rows, CHOSEN), work,
         torch.empty(pairs, dtype=torch.int32),
     )  # fmt: skip
     counts = torch.empty(EXPERTS, dtype=torch.int32)
-    route.route(torch.empty(rows, EXPERTS + 1), counts.to(torch.int8), counts, routed, normalise=True)
     slots = torch.empty(pairs, dtype=torch.int32)
     combine.combine(torch.empty(rows, CHOSEN), y, y, slots, x)
     jobs.jobs(routed.ids, counts.to(torch.int8), counts, work, slots)
     inputs = post.Inputs(counts, counts, torch.empty(rows, HIDDEN))
     post.post(x, routed.ids, routed.slots, quantised, layout.format.group, counts, 0, inputs)
+    posted = post.Post(x, quantised, layout.format.group, counts, 0, inputs)
+    route.route(torch.empty(rows, EXPERTS + 1), counts.to(torch.int8), counts, routed, normalise=True, posted=posted)
 
 
 def launch_grouped(format: str, rows: int) -> None:

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from lanes.kernels import doorbell, early
+from lanes.kernels.ahead import LINES, Ahead, send
 from lanes.kernels.arithmetic import CHAINS, dot4_signed, dot4_unsigned, fma, gate, group_scale, quantised, tree
 from shared_experts.layout import PART_ALIGNMENT_BYTES, RecordLayout
 
@@ -63,20 +64,26 @@ def quantise_rows(x: torch.Tensor, rows: QuantisedRows, group: int) -> None:
 
 def gate_up(
     layout: RecordLayout, addresses: torch.Tensor, jobs: Jobs, x: QuantisedRows, h: torch.Tensor,
-    bell: doorbell.Word | None = None,
+    bell: doorbell.Word | None = None, ahead: Ahead | None = None,
 ) -> None:  # fmt: skip
     """h[p] = gate(gate dots, up dots) of every pair of the jobs; addresses int64 [E] of one layer, h fp32 [P, I].
 
-    Meanwhile one program rings the bell.
+    Meanwhile one program rings the bell, and others send for what is `ahead` where something misses.
     """
     rows, chosen = _sizes(layout, jobs)
     tile, warps = GATE_TILES[rows > 1]
     assert layout.intermediate % tile == 0, "groups are multiples of 32"
-    grid = (layout.intermediate // tile, jobs.expert.shape[0] + (bell is not None))
+    assert ahead is None or rows == 1, rows
+    feeds = 0 if ahead is None else LINES
+    grid = (layout.intermediate // tile, jobs.expert.shape[0] + feeds + (bell is not None))
     word, number = (addresses, 0) if bell is None else (bell.at, bell.number)
+    plan, resident, count = (
+        (addresses, addresses, 0) if ahead is None else (ahead.plan, ahead.resident, len(ahead.plan))
+    )
     _gate_up[grid](
-        addresses, jobs.expert, jobs.pairs, x.q, x.scale, x.correction, h, word, number, RINGS=bell is not None,
-        CODES=layout.gate_up_codes, SCALES=layout.gate_up_scales, H=layout.hidden, I=layout.intermediate,
+        addresses, jobs.expert, jobs.pairs, x.q, x.scale, x.correction, h, word, number, plan, resident, count,
+        RINGS=bell is not None, FEEDS=feeds, JP=triton.next_power_of_2(chosen), CODES=layout.gate_up_codes,
+        SCALES=layout.gate_up_scales, H=layout.hidden, I=layout.intermediate,
         G=layout.format.group, BITS=layout.format.bits, K=chosen, R=rows, M=triton.next_power_of_2(rows),
         TILE=tile, num_warps=warps, enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
@@ -115,14 +122,13 @@ def _sizes(layout: RecordLayout, jobs: Jobs) -> tuple[int, int]:
 @triton.jit
 def _quantise(x, q, scale, correction, GROUPS: tl.constexpr, G: tl.constexpr, EARLY: tl.constexpr):
     early.behind(EARLY)
-    quantise_groups(x, q, scale, correction, GROUPS, G)
+    quantise_groups(x, q, scale, correction, tl.program_id(0), tl.program_id(1), GROUPS, G)
 
 
 @triton.jit
-def quantise_groups(x, q, scale, correction, GROUPS: tl.constexpr, G: tl.constexpr):
-    """Eight groups of a row; (their values [8, G], where those lie in the row, which exist)."""
-    row = tl.program_id(1)
-    g = tl.program_id(0) * 8 + tl.arange(0, 8)
+def quantise_groups(x, q, scale, correction, eight, row, GROUPS: tl.constexpr, G: tl.constexpr):
+    """The `eight`-th eight groups of a row; (their values [8, G], where those lie in the row, which exist)."""
+    g = eight * 8 + tl.arange(0, 8)
     at = g[:, None] * G + tl.arange(0, G)[None, :]
     inside = (g < GROUPS)[:, None] & (at >= 0)
     values = tl.load(x + row * (GROUPS * G) + at, mask=inside, other=0.0)  # [8, G]
@@ -336,15 +342,19 @@ def _job(addresses, experts, pairs, job, CODES: tl.constexpr, SCALES: tl.constex
     return expert >= 0, codes, scales, pair, tl.sum((pair >= 0).to(tl.int32), axis=0)
 
 
-@triton.jit(do_not_specialize=["number"])
+@triton.jit(do_not_specialize=["number", "pieces"])
 def _gate_up(
-    addresses, experts, pairs, q, scale, correction, h, word, number, RINGS: tl.constexpr, CODES: tl.constexpr,
-    SCALES: tl.constexpr, H: tl.constexpr, I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, K: tl.constexpr,
-    R: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
+    addresses, experts, pairs, q, scale, correction, h, word, number, plan, resident, pieces, RINGS: tl.constexpr,
+    FEEDS: tl.constexpr, JP: tl.constexpr, CODES: tl.constexpr, SCALES: tl.constexpr, H: tl.constexpr, I: tl.constexpr,
+    G: tl.constexpr, BITS: tl.constexpr, K: tl.constexpr, R: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     early.behind(EARLY)
     job = tl.program_id(1) - RINGS
-    if job >= 0:
+    if FEEDS and job >= R * K:
+        program, programs = (job - R * K) * tl.num_programs(0) + tl.program_id(0), FEEDS * tl.num_programs(0)
+        send(plan, pieces, experts, resident, program, programs, K, JP, EARLY)
+    elif job >= 0:
         work, codes, scales, pair, count = _job(addresses, experts, pairs, job, CODES, SCALES, R, M)
         r = tl.program_id(0) * TILE + tl.arange(0, TILE)
         if work:

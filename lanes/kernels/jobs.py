@@ -57,7 +57,8 @@ def all_counts(cpu_of_misses, R: tl.constexpr, K: tl.constexpr):
 @triton.jit
 def assign(id, missing, pair, known, counts, job_expert, job_pairs, slots, R: tl.constexpr, K: tl.constexpr):
     """Of places [PP] in any order that hold a pair each where `known`: its expert (-1 where not), whether that is not
-    resident, its number. Every place against every other: a window has few pairs and many experts."""
+    resident, its number. Every place against every other: a window has few pairs and many experts. Returns whether
+    its expert is the CPU's."""
     PP: tl.constexpr = id.shape[0]
     lower = id[None, :] < id[:, None]  # [p, q]: q's expert is lower than p's
     same = id[None, :] == id[:, None]
@@ -83,3 +84,4 @@ def assign(id, missing, pair, known, counts, job_expert, job_pairs, slots, R: tl
     # The CPU's rows lie by (expert, row).
     before = (lower | (same & earlier)).to(tl.int32) * (on_cpu & known).to(tl.int32)[None, :]
     tl.store(slots + pair, tl.where(on_cpu, tl.sum(before, axis=1), -1), mask=known)
+    return on_cpu

@@ -1,4 +1,5 @@
-"""A layer's activations, quantised for the GPU's experts and, in the same launch, handed to the host.
+"""A layer's activations, quantised for the GPU's experts and, in the same launch, handed to the host. Windows that
+route do it in the launch that routes (lanes.kernels.route).
 
 The host gets the ids that were chosen and whose they are (a log that counts and cache policy are made of) and, where
 the CPU takes a share of the misses, all that its thread needs (the block drawn in lanes/native/share.h). Not here: the
@@ -28,6 +29,18 @@ class Inputs:
     x: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Post:
+    """For a launch that posts what it chooses: the arguments of `post` that it does not fill itself."""
+
+    x: torch.Tensor
+    rows: QuantisedRows
+    group: int
+    log: torch.Tensor
+    layer: int
+    inputs: Inputs | None
+
+
 def post(
     x: torch.Tensor, ids: torch.Tensor, slots: torch.Tensor, rows: QuantisedRows, group: int, log: torch.Tensor,
     layer: int, inputs: Inputs | None,
@@ -52,7 +65,7 @@ def _post(
 ):  # fmt: skip
     early.behind(EARLY)
     row = tl.program_id(1)
-    values, at, inside = quantise_groups(x, q, scale, correction, GROUPS, G)
+    values, at, inside = quantise_groups(x, q, scale, correction, tl.program_id(0), row, GROUPS, G)
     if SHARED:
         tl.store(to_x + row * (GROUPS * G) + at, values, mask=inside)
     if tl.program_id(0) == 0:

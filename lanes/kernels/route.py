@@ -1,7 +1,8 @@
 """Router logits to all that a layer's experts need: ids, weights, jobs for the GPU, slots of the CPU's rows.
 
 One program for the window: a row's K greatest logits (equal ones: the lowest id), softmax over all of them, the weights
-made to sum to 1; then what lanes.kernels.jobs makes of the choice. Not here: the product with the router's matrix.
+made to sum to 1; then what lanes.kernels.jobs makes of the choice. Beside it others quantise the rows, and all of them
+do what lanes.kernels.post would do behind. Not here: the product with the router's matrix.
 
 Invariant: ids are distinct, in range and ascending in a row whatever the logits are, NaN included (NaN ranks highest).
 
@@ -17,8 +18,9 @@ import triton
 import triton.language as tl
 
 from lanes.kernels import early
-from lanes.kernels.experts import MOST_ROWS, Jobs
+from lanes.kernels.experts import MOST_ROWS, Jobs, quantise_groups
 from lanes.kernels.jobs import MOST_EXPERTS, all_counts, assign
+from lanes.kernels.post import Post
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +34,69 @@ class Routed:
 
 
 def route(
-    logits: torch.Tensor, resident: torch.Tensor, cpu_of_misses: torch.Tensor, out: Routed, *, normalise: bool
+    logits: torch.Tensor, resident: torch.Tensor, cpu_of_misses: torch.Tensor, out: Routed, *, normalise: bool,
+    posted: Post | None = None,
 ) -> None:  # fmt: skip
-    """logits fp32 [R, at least E], rows any distance apart; resident int8 [E]; cpu_of_misses int32 [P + 1]."""
+    """logits fp32 [R, at least E], rows any distance apart; resident int8 [E]; cpu_of_misses int32 [P + 1].
+
+    With `posted` it leaves what lanes.kernels.post leaves, bit for bit.
+    """
     rows, chosen = out.ids.shape
     experts = resident.shape[0]
     assert 1 <= rows <= MOST_ROWS, rows
     assert chosen <= experts <= MOST_EXPERTS, (chosen, experts)
     padded = triton.next_power_of_2(rows)
-    _route[(1,)](
+    none, p = out.ids, posted
+    said, to_host, groups, eights = (none,) * 5, (none,) * 3, 0, 0
+    if p is not None:
+        groups = p.x.shape[1] // p.group
+        eights, said = triton.cdiv(groups, 8), (p.x, p.rows.q, p.rows.scale, p.rows.correction, p.log)
+        if p.inputs is not None:
+            to_host = (p.inputs.head, p.inputs.ids, p.inputs.x)
+    _route[(1 + rows * eights,)](
         logits, logits.stride(0), resident, cpu_of_misses, out.ids, out.weights, out.jobs.expert, out.jobs.pairs,
-        out.slots, R=rows, RP=padded, K=chosen, KP=triton.next_power_of_2(chosen), E=experts,
-        EP=triton.next_power_of_2(experts), NORMALISE=normalise,
+        out.slots, *said, *to_host, 0 if p is None else p.layer, GROUPS=groups, G=0 if p is None else p.group,
+        EIGHTS=eights, SHARED=p is not None and p.inputs is not None, R=rows, RP=padded, K=chosen,
+        KP=triton.next_power_of_2(chosen), E=experts, EP=triton.next_power_of_2(experts), NORMALISE=normalise,
         num_warps=padded,  # a warp a row: the K searches need no barrier
-        **early.options(),
+        enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer"])
 def _route(
-    logits, stride, resident, cpu_of_misses, ids, weights, job_expert, job_pairs, slots, R: tl.constexpr,
-    RP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, NORMALISE: tl.constexpr,
-    EARLY: tl.constexpr,
+    logits, stride, resident, cpu_of_misses, ids, weights, job_expert, job_pairs, slots, x, q, scale, correction, log,
+    head, to_ids, to_x, layer, GROUPS: tl.constexpr, G: tl.constexpr, EIGHTS: tl.constexpr, SHARED: tl.constexpr,
+    R: tl.constexpr, RP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr,
+    NORMALISE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     early.behind(EARLY)
+    program = tl.program_id(0)
+    if program == 0:
+        id, pair, known, on_cpu = _choose(
+            logits, stride, resident, cpu_of_misses, ids, weights, job_expert, job_pairs, slots, R, RP, K, KP, E, EP,
+            NORMALISE,
+        )  # fmt: skip
+        if EIGHTS:
+            tl.store(log + pair, 2 * id + on_cpu.to(tl.int32), mask=known)
+            if SHARED:
+                tl.store(to_ids + pair, tl.where(on_cpu, id, -1 - id), mask=known)
+                tl.store(head, layer)
+                tl.store(head + 1, R)
+    else:
+        if EIGHTS:
+            row, eight = (program - 1) // EIGHTS, (program - 1) % EIGHTS
+            values, at, inside = quantise_groups(x, q, scale, correction, eight, row, GROUPS, G)
+            if SHARED:
+                tl.store(to_x + row * (GROUPS * G) + at, values, mask=inside)
+
+
+@triton.jit
+def _choose(
+    logits, stride, resident, cpu_of_misses, ids, weights, job_expert, job_pairs, slots, R: tl.constexpr,
+    RP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, NORMALISE: tl.constexpr,
+):  # fmt: skip
+    """(id, pair, known, whether the CPU has it) of every place."""
     r = tl.arange(0, RP)
     e = tl.arange(0, EP)
     inside = (r < R)[:, None] & (e < E)[None, :]
@@ -94,4 +135,5 @@ def _route(
     PP: tl.constexpr = RP * KP
     known, pair = tl.reshape(known, (PP,)), tl.reshape(pair, (PP,))
     id, missing = tl.where(known, tl.reshape(id, (PP,)), -1), tl.reshape(missing, (PP,)) & known
-    assign(id, missing, pair, known, counts, job_expert, job_pairs, slots, R, K)
+    on_cpu = assign(id, missing, pair, known, counts, job_expert, job_pairs, slots, R, K)
+    return id, pair, known, on_cpu

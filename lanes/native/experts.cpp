@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kDownRows = 128;     // hidden elements of one down unit, at most
 static_assert(kGateRows <= kMostPairs && kDownRows <= 2 * kMostPairs, "what dots take at once");
-constexpr int kPieces = 2;           // smaller ones cost more to begin than they are waited for
+constexpr int kPieces = 3;           // smaller ones cost more to begin than they are waited for
 constexpr int kUnitsPerThread = 16;  // from so many on they need not be equal
 constexpr int kBatchPairs = 4096;  // pairs whose intermediates are held at once: bounds the scratch memory
 constexpr int kRowsInline = 8;     // activations the caller quantises alone rather than waking anybody

@@ -9,6 +9,8 @@ import triton.language as tl
 
 from lanes.experts import reference
 from lanes.kernels import arithmetic, combine, experts, naive
+from lanes.kernels.ahead import Ahead
+from lanes.models.qwen4_exp.gpu.ahead import pieces
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 from tests.fakes import expert_records as made
 
@@ -30,9 +32,10 @@ def jobs_of(ids: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def check_experts(
     device: str, format: str, hidden: int, inner: int, ids: list[list[int]], *, seed: int = 0, hostile: bool = False,
-    skipped: frozenset[int] = frozenset(),
+    skipped: frozenset[int] = frozenset(), ahead: bool = False,
 ) -> None:  # fmt: skip
-    """Both launches against the twin; `skipped` jobs are taken by somebody else and must be left alone."""
+    """Both launches against the twin; `skipped` jobs are taken by somebody else and must be left alone. With `ahead`
+    gate-up sends for a matrix meanwhile."""
     rng = np.random.default_rng(seed)
     layout = RecordLayout.of(EXPERT_FORMATS[format], hidden, inner)
     rows, pairs_count = len(ids), len(ids) * len(ids[0])
@@ -64,7 +67,11 @@ def check_experts(
     table = addresses(records).to(device)
     with np.errstate(all="ignore"):
         experts.quantise_rows(x.to(device), quantised, layout.format.group)
-        experts.gate_up(layout, table, jobs, quantised, h)
+        other = torch.zeros((64, hidden), device=device)
+        plan = pieces(other, other.nbytes)
+        assert plan is not None
+        sent = Ahead(plan, torch.zeros(count, dtype=torch.int8, device=device)) if ahead else None
+        experts.gate_up(layout, table, jobs, quantised, h, ahead=sent)
         experts.down(layout, table, jobs, h, y)
     same = made.bits(y.cpu().numpy()) == made.bits(want.numpy())
     assert same.all(), f"{(~same).sum()} of {same.size} elements differ"

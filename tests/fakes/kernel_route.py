@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from lanes.kernels import jobs, naive, route
-from lanes.kernels.experts import Jobs
+from lanes.kernels import jobs, naive, post, route
+from lanes.kernels.experts import Jobs, QuantisedRows
 
 
 def check_route(
@@ -41,6 +41,46 @@ def check_route(
     used = expert >= 0
     assert torch.equal(out.jobs.pairs.cpu()[used], job_pairs[used])
     assert torch.equal(out.slots.cpu(), slots)
+
+
+def check_posted(device: str, rows: int, chosen: int, experts: int, hidden: int, *, seed: int = 0) -> None:
+    """Routing that posts leaves what posting behind it leaves, every bit, with and without a share of the CPU's."""
+    rng = np.random.default_rng(seed)
+    group, pairs = 32, rows * chosen
+    logits = torch.from_numpy(rng.standard_normal((rows, experts + 1)).astype(np.float32)).to(device)
+    resident = torch.from_numpy((rng.random(experts) < 0.5).astype(np.int8)).to(device)
+    table = torch.arange(pairs + 1, dtype=torch.int32).div(2, rounding_mode="floor").to(device)
+    x = torch.from_numpy(
+        (rng.standard_normal((rows, hidden)) * 10.0 ** rng.integers(-3, 4, (rows, 1))).astype(np.float32)
+    )
+    x = x.to(device)
+
+    def integers(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.full(shape, -77, dtype=dtype, device=device)
+
+    for shared in (False, True):
+        left = []
+        for at_once in (False, True):
+            out = route.Routed(
+                integers(rows, chosen), torch.zeros((rows, chosen), device=device),
+                Jobs(integers(pairs), integers(pairs, rows)), integers(pairs),
+            )  # fmt: skip
+            quantised = QuantisedRows(
+                integers(rows, hidden, dtype=torch.int8), torch.zeros((rows, hidden // group), device=device),
+                integers(rows, hidden // group),
+            )  # fmt: skip
+            inputs = post.Inputs(integers(2), integers(pairs), torch.zeros((rows, hidden), device=device))
+            said = post.Post(x, quantised, group, integers(rows, chosen), 3, inputs if shared else None)
+            route.route(logits, resident, table, out, normalise=True, posted=said if at_once else None)
+            if not at_once:
+                post.post(x, out.ids, out.slots, quantised, group, said.log, 3, said.inputs)
+            tensors = (
+                out.ids, out.weights, out.jobs.expert, out.slots, quantised.q, quantised.scale, quantised.correction,
+                said.log, inputs.head, inputs.ids, inputs.x,
+            )  # fmt: skip
+            left.append([t.cpu() for t in tensors])
+        for number, (behind, within) in enumerate(zip(*left, strict=True)):
+            assert torch.equal(behind, within), number
 
 
 def check_route_of_what_is_no_number(device: str) -> None:

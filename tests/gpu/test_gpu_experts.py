@@ -28,5 +28,10 @@ def test_other_sizes(hidden, inner):
     cases.check_experts("cuda", "q4g64", hidden, inner, [[0, 1, 2], [1, 2, 3]])
 
 
+@pytest.mark.parametrize("skipped", [set(), {1}, {0, 1, 2}])
+def test_what_is_sent_for_meanwhile_changes_no_bit(skipped):
+    cases.check_experts("cuda", "q4g64", 2560, 640, [[0, 1, 2]], skipped=frozenset(skipped), ahead=True)
+
+
 def test_combine_from_both_sources():
     cases.check_combine("cuda", 4, 10, 2560)

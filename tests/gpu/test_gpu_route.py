@@ -25,3 +25,9 @@ def test_what_is_no_number():
 def test_jobs_of_known_experts(rows, missing):
     for seed in range(20):
         cases.check_jobs("cuda", rows, 10, 512, seed=seed, missing=missing)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_routing_posts(rows):
+    for seed in range(5):
+        cases.check_posted("cuda", rows, 10, 512, 2560, seed=seed)

@@ -20,7 +20,9 @@ from lanes.experts.gpu.pace import LayerPace
 from lanes.kernels import experts, mixing, products
 from lanes.models.errors import WindowError
 from lanes.models.load import dense_bytes
+from lanes.models.qwen4_exp.gpu import window
 from lanes.models.qwen4_exp.spec import Spec
+from lanes.models.qwen4_exp.stream import Connected
 from lanes.startup_cuda import divide
 from lanes.tolerance import BF16, Tolerance
 from lanes.window import Window
@@ -155,6 +157,14 @@ def test_matrices_in_bf16(pack):
     """As on a GPU; the interpreter cuts bf16 off where a GPU rounds, so twice its error is allowed."""
     on = ground(pack, 1)
     apart(on.said(gpu_lane(pack, dtype=torch.bfloat16)), on.said(on.cpu()), Tolerance(2 * BF16, 2 * BF16))
+
+
+def test_what_comes_while_experts_are_waited_for_is_the_next_blocks(pack, monkeypatch):
+    sent = []
+    monkeypatch.setattr(window, "plan", sent.append)
+    model = gpu_lane(pack).model
+    blocks = [b.block for b in model._inner.blocks if isinstance(b, Connected)]
+    assert [m.data_ptr() for m in sent] == [b.inputs.data_ptr() for b in blocks[2::2]]
 
 
 def test_what_is_no_window(pack):

@@ -41,9 +41,9 @@ from lanes.experts.gpu.share import Share
 from lanes.experts.gpu.workspace import Pairs, Workspace
 from lanes.experts.policy import Touched
 from lanes.experts.store import Interrupted
-from lanes.kernels import combine, experts, jobs, route
+from lanes.kernels import combine, experts, jobs, post, route
+from lanes.kernels.ahead import Ahead
 from lanes.kernels.fetch import fetch
-from lanes.kernels.post import post
 from shared_experts.manifest import ExpertsInfo
 
 
@@ -151,17 +151,20 @@ class GpuExperts:
 
     def launch_routed(
         self, layer: int, x: torch.Tensor, scores: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
-        *, normalise: bool, turn: int = 0,
+        *, normalise: bool, turn: int = 0, ahead: torch.Tensor | None = None,
     ) -> Pairs:  # fmt: skip
         """`launch` from a router's scores fp32 [R, at least E], and without the sum, for a launch that adds more than
-        that (lanes.kernels.shared). Fills ids and weights."""
+        that (lanes.kernels.shared). Fills ids and weights. `ahead`: of one row, what is sent for while experts miss."""
         if layer == 0:
             fetch(self._said, self._table)
         share, work = self.share if layer < self.decoder_layers else None, self._work[len(x) - 1]
         counts = self._none if share is None else share.cpu_of_misses
         routed = route.Routed(ids, weights, work.jobs, work.slots)
-        route.route(scores, self._resident[layer], counts, routed, normalise=normalise)
-        return self._pairs(layer, x, ids, self._entry(layer, turn), share)
+        log, inputs = self._entry(layer, turn), None if share is None else share.inputs
+        posted = post.Post(x, work.x, self._layout.format.group, log, layer, inputs)
+        resident = self._resident[layer]
+        route.route(scores, resident, counts, routed, normalise=normalise, posted=posted)
+        return self._pairs(layer, len(x), share, None if ahead is None else Ahead(ahead, resident))
 
     def expect(self, layer: int, ids: torch.Tensor) -> None:
         """The next call of `forward` is for this layer and these ids: of many rows, sorting them begins."""
@@ -269,17 +272,19 @@ class GpuExperts:
     ) -> None:  # fmt: skip
         work, counts = self._work[len(x) - 1], self._none if share is None else share.cpu_of_misses
         jobs.jobs(ids, self._resident[layer], counts, work.jobs, work.slots)
-        pairs = self._pairs(layer, x, ids, log, share)
+        inputs = None if share is None else share.inputs
+        post.post(x, ids, work.slots, work.x, self._layout.format.group, log, layer, inputs)
+        pairs = self._pairs(layer, len(x), share)
         combine.combine(weights, pairs.y, pairs.y_cpu, pairs.slots, out)
 
-    def _pairs(self, layer: int, x: torch.Tensor, ids: torch.Tensor, log: torch.Tensor, share: Share | None) -> Pairs:
-        work, addresses = self._work[len(x) - 1], self._addresses[layer]
-        inputs, y_cpu = (None, work.y) if share is None else (share.inputs, share.y)
-        post(x, ids, work.slots, work.x, self._layout.format.group, log, layer, inputs)
+    def _pairs(self, layer: int, rows: int, share: Share | None, ahead: Ahead | None = None) -> Pairs:
+        """Of what was posted."""
+        work, addresses = self._work[rows - 1], self._addresses[layer]
+        y_cpu = work.y if share is None else share.y
         bell = answer = None
         if share is not None:  # before our own work: the CPU's runs beside it
             bell, answer = share.doorbell.ring(layer + 1), share.doorbell.answered(layer + 1)
-        experts.gate_up(self._layout, addresses, work.jobs, work.x, work.h, bell)
+        experts.gate_up(self._layout, addresses, work.jobs, work.x, work.h, bell, ahead)
         experts.down(self._layout, addresses, work.jobs, work.h, work.y, answer)
         if share is not None:
             share.doorbell.wait(layer + 1)

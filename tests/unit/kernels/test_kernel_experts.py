@@ -55,3 +55,7 @@ def test_combine_from_both_sources(monkeypatch):
     monkeypatch.setattr(combine, "COLUMNS", 64)
     cases.check_combine("cpu", 2, 5, 96)
     cases.check_combine("cpu", 1, 1, 64)
+
+
+def test_what_is_sent_for_meanwhile_changes_no_bit():
+    cases.check_experts("cpu", "q4g32", 64, 32, [[0, 2]], skipped=frozenset({1}), ahead=True)

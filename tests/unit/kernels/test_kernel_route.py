@@ -37,3 +37,8 @@ def test_jobs_of_known_experts(rows, missing):
     for seed in range(6):
         cases.check_jobs("cpu", rows, 5, 24, seed=seed, missing=missing)
     cases.check_jobs("cpu", rows, 1, 3, missing=missing)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_routing_posts(rows):
+    cases.check_posted("cpu", rows, 3, 12, 288, seed=rows)

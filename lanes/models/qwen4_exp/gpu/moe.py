@@ -23,11 +23,12 @@ class Launches(Protocol):
 
     def launch_routed(
         self, layer: int, x: torch.Tensor, scores: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor,
-        *, normalise: bool, turn: int = 0,
+        *, normalise: bool, turn: int = 0, ahead: torch.Tensor | None = None,
     ) -> Pairs:  # fmt: skip
         """Rows of every (row, expert) that the scores choose for x fp32 [R, H]; fills ids and weights [R, K].
 
-        `turn` counts the calls of a draft layer between two windows.
+        `turn` counts the calls of a draft layer between two windows; `ahead` is, for one row, a plan (gpu.ahead) of
+        what may be sent for while experts miss.
         """
 
 
@@ -58,13 +59,15 @@ class MoeWindow:
 
     def __init__(self, block: Moe, spec: Spec, layer: int, experts: Launches) -> None:
         self._block, self._spec, self._layer, self._experts = block, spec, layer, experts
+        self.ahead: torch.Tensor | None = None  # a plan of what the next block reads first
 
     def run(self, a: Activations, m: MoeActivations, turn: int = 0) -> None:
         """From u to the block's result; `turn` as in `launch_routed`."""
         block, spec = self._block, self._spec
         shared.enter(a.u, block.router, m.scores, a.u_rounded, block.gate_up, m.active_rounded)
         pairs = self._experts.launch_routed(
-            self._layer, a.u, m.scores, m.ids, m.weights, normalise=spec.normalise_weights, turn=turn
-        )
+            self._layer, a.u, m.scores, m.ids, m.weights, normalise=spec.normalise_weights, turn=turn,
+            ahead=self.ahead if len(a.u) == 1 else None,
+        )  # fmt: skip
         into = (a.x, a.injection) if len(a.x) <= FEW_ROWS else (a.result,)
         shared.leave(m.active_rounded, block.down, m.scores[:, -1], m.weights, pairs.y, pairs.y_cpu, pairs.slots, *into)

@@ -24,6 +24,7 @@ from lanes.kernels.fetch import fetch
 from lanes.models.qwen4_exp.attention import Attention
 from lanes.models.qwen4_exp.deltanet import DeltaNet
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS, Activations, multiply
+from lanes.models.qwen4_exp.gpu.ahead import plan
 from lanes.models.qwen4_exp.gpu.attention import AttentionActivations, AttentionWindow
 from lanes.models.qwen4_exp.gpu.deltanet import DeltaActivations, DeltaNetWindow, delta_rows, delta_shape
 from lanes.models.qwen4_exp.gpu.inputs import Inputs
@@ -69,7 +70,7 @@ class DecodeWindow:
         replay = self._replay = delta_rows(delta_shape(spec), device)
         self._steps: list[Callable[[int], None]] = []
         self._settling: list[DeltaNetWindow | NgramWindow] = []
-        first = FIRST
+        first, before = FIRST, None  # and the MoE in front
         for block in model.blocks:
             if isinstance(block, NgramLayer):
                 number = spec.ngram_layers.index(block.layer)
@@ -82,6 +83,8 @@ class DecodeWindow:
             assert isinstance(block, Connected)
             self._steps.append(self._mixing_step(MixerWindow(block.mixer, spec.eps)))
             inner = block.block
+            if before is not None and isinstance(inner, DeltaNet | Attention):
+                before.ahead = plan(inner.inputs)
             if isinstance(inner, DeltaNet):
                 delta = DeltaNetWindow(inner, spec, home.recurrent[inner.layer], replay, self.inputs.accepted)
                 self._settling.append(delta)
@@ -91,7 +94,8 @@ class DecodeWindow:
                 self._steps.append(self._attention_step(AttentionWindow(inner, spec, kept, self.inputs.length)))
             else:
                 assert isinstance(inner, Moe)
-                self._steps.append(self._moe_step(MoeWindow(inner, spec, inner.layer, experts)))
+                before = MoeWindow(inner, spec, inner.layer, experts)
+                self._steps.append(self._moe_step(before))
         self._last = self._mixing_step(MixerWindow(model.mixer, spec.eps))
         self._cuts = cuts(len(self._steps), first)
         self.parts = len(self._cuts) - 1
