@@ -71,7 +71,7 @@ def test_a_cluster_answers_survives_the_death_of_each_part_and_leaves_nothing(pa
         assert {name: served.pids[name] for name in others} == others
 
         lanes_before = {name: served.pids[name] for name in ("lane-0", "lane-1")}
-        # Read in other pieces its logits have other last bits: a prompt after which three tokens lead by a tenth of scale.
+        # Read in other pieces, it has other last bits: a prompt after which three tokens lead by a tenth of scale.
         ids = [*range(5, 9), *(5 + 25 * k % 90 for k in range(296))]
         long = ("--prompt-ids", ",".join(map(str, ids)), "--max-tokens", "3")
         cold = served.generate(*long)
