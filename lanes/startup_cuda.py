@@ -137,7 +137,7 @@ def _arena(opened: Opened, size_bytes: int) -> Arena:
     began_s = time.monotonic()
     registered = Registered()
     opened.stack.callback(registered.close)
-    arena = Arena(size_bytes, registered)
+    arena = Arena(size_bytes, registered, opened.config.cores if opened.config.pinned else ())
     opened.stack.callback(arena.close)
     seconds = round(time.monotonic() - began_s, 3)
     _log.info("state_memory", bytes=arena.size_bytes, pinned=arena.pinned, seconds=seconds)

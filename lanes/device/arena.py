@@ -16,17 +16,18 @@ import contextlib
 import ctypes
 import math
 import mmap
+import os
 import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from lanes.affinity import step_back
+from lanes.affinity import keep_to, step_back
 from lanes.device.registered import Registered
 from lanes.errors import HostMemoryTooSmall
 from shared_experts import host_memory
@@ -35,6 +36,7 @@ from shared_experts.layout import align
 ALIGNMENT_BYTES = 512
 ZEROED_AT_ONCE_BYTES = 4 << 20  # so that the memory's bandwidth is left to others in between
 ALIVE_S = 1.0  # between two looks whether the thread that is waited for still runs
+ZEROING_THREADS = 4
 ZEROED_AT_A_TIME_BYTES = 32 << 20  # the rest is there meanwhile for who needs a place
 _Work = threading.Event | Callable[[], None] | None
 _Dirty = deque[tuple[int, int]]  # (first, bytes), of places that nobody refers to and nobody has zeroed yet
@@ -43,8 +45,8 @@ _Dirty = deque[tuple[int, int]]  # (first, bytes), of places that nobody refers 
 class Arena:
     """`size_bytes` of memory, registered by `registered` where it can."""
 
-    def __init__(self, size_bytes: int, registered: Registered | None) -> None:
-        """Raises HostMemoryTooSmall."""
+    def __init__(self, size_bytes: int, registered: Registered | None, cores: Sequence[int] = ()) -> None:
+        """Raises HostMemoryTooSmall. `cores`: where threads may run that somebody waits for."""
         self.size_bytes = align(size_bytes, mmap.PAGESIZE)
         try:
             self._map = mmap.mmap(-1, max(self.size_bytes, mmap.PAGESIZE))
@@ -59,7 +61,7 @@ class Arena:
         if registers:  # which takes every page of it; plain memory is taken as it is used
             _require(self.size_bytes)
         self.pinned = registers and registered is not None and registered.add(self._address, len(self._map))
-        self._registered = registered
+        self._registered, self._cores = registered, tuple(cores)
         self._lock = threading.Lock()
         self._free: list[tuple[int, int]] = [(0, self.size_bytes)]  # (first, end), ascending, never adjacent
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
@@ -140,7 +142,7 @@ class Arena:
                 continue
             if room_bytes > size_bytes:
                 _let_go(self._dirty, self._work, (first + size_bytes, room_bytes - size_bytes))
-            ctypes.memset(self._address + first, 0, size_bytes)
+            _zero(self._address + first, size_bytes, self._cores)
             return first
         return None
 
@@ -159,6 +161,25 @@ def _let_go(dirty: _Dirty, work: queue.SimpleQueue[_Work], place: tuple[int, int
     """By whatever thread, also in the middle of something: no lock is taken."""
     dirty.append(place)
     work.put(_nothing)  # the thread looks
+
+
+def _zero(address: int, size_bytes: int, cores: Sequence[int]) -> None:
+    """Much of it by a few threads: one has a tenth of the memory's rate, and computing waits."""
+    count = min(ZEROING_THREADS, len(cores) or len(os.sched_getaffinity(0)), size_bytes // ZEROED_AT_A_TIME_BYTES)
+    if count < 2:
+        ctypes.memset(address, 0, size_bytes)
+        return
+
+    def part(number: int) -> None:
+        keep_to(cores)  # not that of who waits, which it begins on
+        begin, end = (size_bytes * each // count for each in (number, number + 1))
+        ctypes.memset(address + begin, 0, end - begin)
+
+    threads = [threading.Thread(target=part, args=(number,), name="state-zero", daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _nothing() -> None:

@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 
+from lanes.device import arena as arenas
 from lanes.device.arena import ALIGNMENT_BYTES, Arena
 from lanes.device.registered import Registered
 from lanes.errors import HostMemoryTooSmall
@@ -109,6 +110,26 @@ def test_who_needs_a_place_does_not_wait_for_the_thread(arena):
     assert arena.free_bytes == (1 << 20) - 400_384 - 90_112
     assert not arena._bytes.any()
     assert not first.fill_(1)[-1] - 1
+
+
+@pytest.mark.parametrize("size", [1, 4096, 4 * 4096 - 1, 100_001, 900_000])
+def test_much_is_zeroed_by_several_threads(monkeypatch, arena, size):
+    monkeypatch.setattr(arenas, "ZEROED_AT_A_TIME_BYTES", 4096)
+    monkeypatch.setattr(arenas.os, "sched_getaffinity", lambda process: {0, 1, 2})
+    gate, begun, kept = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(arenas, "keep_to", lambda cores: kept.append(cores))
+    before = arena.allocate((100,), torch.uint8)
+    tensor = arena.allocate((950_000,), torch.uint8).fill_(7)
+    arena.later(lambda: (begun.set(), gate.wait(60)))
+    assert begun.wait(60)
+    del tensor
+    arena._take((1 << 20) - 950_272 - 512)  # nothing else is there
+    found = arena.place(size)
+    assert not found.any()
+    assert not before.any()
+    assert len(kept) == (0 if size < 2 * 4096 else 3)
+    assert int((arena._bytes == 7).sum()) >= 950_000 - size - 512
+    gate.set()
 
 
 @pytest.mark.parametrize("code", [0, 1])
