@@ -142,14 +142,14 @@ def sweep(report: Report, sizes: Sizes, records: Records, rows: int, until_s: fl
         assert torch.equal(layer.y.view(torch.int32), want.view(torch.int32)), "bits of y differ"
 
     cases = {case.name: case for case in layer.cases()}
-    for kind, name, tiles in (("gate_up", "GATE_TILES", GATE_TILES), ("down", "DOWN_TILES", DOWN_TILES)):
+    for kind, name, tiles in (("gate_up", "GATE_TILE", GATE_TILES), ("down", "DOWN_TILE", DOWN_TILES)):
         kept, case = getattr(experts, name), cases[f"experts: {kind}"]
         found: list[tuple[float, tuple[int, int]]] = []
         for tile in tiles:
             if report.elapsed_s > until_s:
                 print(f"sweep of {kind} stopped for want of time", flush=True)
                 break
-            setattr(experts, name, (tile, tile))
+            setattr(experts, name, tile)
             title = f"sweep: {kind}, tile {tile[0]}, warps {tile[1]}"
             time_us = report.run(Case(title, 1, case.bytes, case.layer, check), rows, sizes.layers)
             if time_us is not None:

@@ -138,7 +138,7 @@ def wide_tiles(layout: RecordLayout) -> None:
     and no result depends on it."""
     widest = 256
     gate, down = (min(size & -size, widest) for size in (layout.intermediate, layout.hidden))
-    expert_kernels.GATE_TILES, expert_kernels.DOWN_TILES = ((gate, 4),) * 2, ((down, 4),) * 2
+    expert_kernels.GATE_TILE, expert_kernels.DOWN_TILE = (gate, 4), (down, 4)
     products.PROGRAMS, mixing.LOWER_ROWS, mixing.LIFT_ROWS = 1, 32, widest
 
 

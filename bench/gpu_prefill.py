@@ -104,7 +104,9 @@ def check(layer: Layer, addresses: torch.Tensor) -> None:
         jobs.jobs(layer.ids[part].contiguous(), torch.ones(EXPERTS, dtype=torch.int8, device="cuda"), none, work, slots)
         experts.quantise_rows(layer.x[part].contiguous(), x, layer.layout.format.group)
         experts.gate_up(layer.layout, addresses, work, x, h)
-        experts.down(layer.layout, addresses, work, h, y)
+        between = quantised(layer.layout, pairs, INNER)
+        experts.quantise_rows(h, between, layer.layout.format.group)
+        experts.down(layer.layout, addresses, work, between, y)
         combine.combine(layer.weights[part].contiguous(), y, y, slots, out)
         same = out.view(torch.int32) == layer.out[part].view(torch.int32)
         assert bool(same.all()), f"rows {first}..{first + 3}: {int((~same).sum())} of {same.numel()} elements differ"

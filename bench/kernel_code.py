@@ -131,13 +131,16 @@ def figures(kernel: Any) -> dict[str, int]:
 def launch_experts(format: str, rows: int) -> None:
     """One layer's routed experts of a window of `rows`, at the true sizes."""
     layout = RecordLayout.of(EXPERT_FORMATS[format], HIDDEN, INNER)
-    pairs, groups = rows * CHOSEN, HIDDEN // layout.format.group
+    pairs = rows * CHOSEN
     x, y, h = torch.empty(rows, HIDDEN), torch.empty(pairs, HIDDEN), torch.empty(pairs, INNER)
-    quantised = experts.QuantisedRows(
-        torch.empty((rows, HIDDEN), dtype=torch.int8),
-        torch.empty((rows, groups)),
-        torch.empty((rows, groups), dtype=torch.int32),
-    )
+
+    def rows_of(count: int, width: int) -> experts.QuantisedRows:
+        sizes = (count, width // layout.format.group)
+        return experts.QuantisedRows(
+            torch.empty((count, width), dtype=torch.int8), torch.empty(sizes), torch.empty(sizes, dtype=torch.int32)
+        )
+
+    quantised = rows_of(rows, HIDDEN)
     work = experts.Jobs(torch.empty(pairs, dtype=torch.int32), torch.empty((pairs, rows), dtype=torch.int32))
     addresses = torch.empty(EXPERTS, dtype=torch.int64)
     experts.quantise_rows(x, quantised, layout.format.group)
@@ -146,7 +149,7 @@ def launch_experts(format: str, rows: int) -> None:
     if rows == 1:
         ahead = Ahead(torch.empty((1, 2), dtype=torch.int64), torch.empty(EXPERTS, dtype=torch.int8))
     experts.gate_up(layout, addresses, work, quantised, h, word, ahead)
-    experts.down(layout, addresses, work, h, y, word)
+    experts.down(layout, addresses, work, rows_of(pairs, INNER), y, word)
     routed = route.Routed(
         torch.empty((rows, CHOSEN), dtype=torch.int32), torch.empty(rows, CHOSEN), work,
         torch.empty(pairs, dtype=torch.int32),

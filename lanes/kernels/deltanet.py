@@ -100,25 +100,13 @@ def finish(
 
 
 @triton.jit
-def _column(i: tl.constexpr, at, own, qkv, stride, tail, raw, count, TAPS: tl.constexpr, C: tl.constexpr):
-    """Channel values of row i of the window; before it (i < 0) come the last one's accepted rows, then the tail."""
-    if i >= 0:
-        value = tl.load(qkv + i * stride + at, mask=own, other=0.0)
-    else:
-        place = count + i  # in the window before; below 0 still further back
-        old = tl.load(tail + (place + TAPS - 1) * C + at, mask=(place < 0) & own, other=0.0)
-        value = tl.load(raw + place * C + at, mask=(place >= 0) & own, other=0.0) + old
-    return value
-
-
-@triton.jit
 def _prepare(
     qkv, stride, ba, taps, rate, shift, tail, accepted, raw, mixed, decay, beta, old_mixed, old_decay, old_beta,
     R: tl.constexpr, BEFORE: tl.constexpr, TAPS: tl.constexpr, A: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, EPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    # A program reads and moves its own channels only, so what it overwrites nobody else needs.
-    early.behind(EARLY)
+    # A program reads and moves its own channels only, so what it overwrites nobody else needs. Everything is loaded
+    # before anything is stored: a load behind a store waits for it. What the last window left comes before our turn.
     head = tl.program_id(0)
     count = tl.load(accepted)
     if head < 2 * A + N:
@@ -126,38 +114,60 @@ def _prepare(
         D: tl.constexpr = K if K > V else V
         at = tl.where(head < 2 * A, head * K, 2 * A * K + (head - 2 * A) * V) + tl.arange(0, D)
         own = tl.arange(0, D) < tl.where(head < 2 * A, K, V)
+        tap, old, history, rows = (), (), (), ()
+        for t in tl.static_range(TAPS):
+            tap = tap + (tl.load(taps + t * C + at, mask=own, other=0.0),)
+        for t in tl.static_range(TAPS - 1):
+            history = history + (tl.load(tail + t * C + at, mask=own, other=0.0),)
         for r in tl.static_range(BEFORE):
-            tl.store(old_mixed + r * C + at, tl.load(mixed + r * C + at, mask=own), mask=own)
+            history = history + (tl.load(raw + r * C + at, mask=own, other=0.0),)
+        for r in tl.static_range(BEFORE):
+            old = old + (tl.load(mixed + r * C + at, mask=own),)
+        # Before the window come the last one's accepted rows, then the tail.
+        for t in tl.static_range(TAPS - 1):
+            row = history[t]
+            for r in tl.static_range(1, BEFORE + 1):
+                row = tl.where(count == r, history[t + r], row)
+            rows = rows + (row,)
+        early.behind(EARLY)
         for r in tl.static_range(R):
-            total = tl.zeros((D,), tl.float32)
-            for t in tl.static_range(TAPS):
-                x = _column(r + t - (TAPS - 1), at, own, qkv, stride, tail, raw, count, TAPS, C)
-                total += tl.load(taps + t * C + at, mask=own, other=0.0) * x
+            rows = rows + (tl.load(qkv + r * stride + at, mask=own, other=0.0),)
+        for r in tl.static_range(BEFORE):
+            tl.store(old_mixed + r * C + at, old[r], mask=own)
+        for r in tl.static_range(R):
+            total = rows[r] * tap[0]
+            for t in tl.static_range(1, TAPS):
+                total += rows[r + t] * tap[t]
             total = total / (1.0 + tl.exp(-total))  # 0 stays 0
             if head < 2 * A:
                 total *= tl.rsqrt(tl.sum(total * total, axis=0) + EPS)
             if head < A:
                 total *= K**-0.5
             tl.store(mixed + r * C + at, total, mask=own)
-        # In place, oldest first: a row moves towards the front only.
         for t in tl.static_range(TAPS - 1):
-            value = _column(t - (TAPS - 1), at, own, qkv, stride, tail, raw, count, TAPS, C)
-            tl.store(tail + t * C + at, value, mask=own)
+            tl.store(tail + t * C + at, rows[t], mask=own)
         for r in tl.static_range(R):
-            tl.store(raw + r * C + at, tl.load(qkv + r * stride + at, mask=own), mask=own)
+            tl.store(raw + r * C + at, rows[TAPS - 1 + r], mask=own)
     else:
         n = tl.arange(0, NP)
         known = n < N
+        old_d, old_b = (), ()
         for r in tl.static_range(BEFORE):
-            tl.store(old_decay + r * N + n, tl.load(decay + r * N + n, mask=known), mask=known)
-            tl.store(old_beta + r * N + n, tl.load(beta + r * N + n, mask=known), mask=known)
+            old_d = old_d + (tl.load(decay + r * N + n, mask=known),)
+            old_b = old_b + (tl.load(beta + r * N + n, mask=known),)
+        head_rate, head_shift = tl.load(rate + n, mask=known, other=0.0), tl.load(shift + n, mask=known, other=0.0)
+        early.behind(EARLY)
+        b, a = (), ()
         for r in tl.static_range(R):
-            b = tl.load(ba + r * 2 * N + n, mask=known, other=0.0)
-            a = tl.load(ba + r * 2 * N + N + n, mask=known, other=0.0) + tl.load(shift + n, mask=known, other=0.0)
-            softplus = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
-            g = tl.load(rate + n, mask=known, other=0.0) * softplus
-            tl.store(decay + r * N + n, tl.exp(g), mask=known)
-            tl.store(beta + r * N + n, 1.0 / (1.0 + tl.exp(-b)), mask=known)
+            b = b + (tl.load(ba + r * 2 * N + n, mask=known, other=0.0),)
+            a = a + (tl.load(ba + r * 2 * N + N + n, mask=known, other=0.0) + head_shift,)
+        for r in tl.static_range(BEFORE):
+            tl.store(old_decay + r * N + n, old_d[r], mask=known)
+            tl.store(old_beta + r * N + n, old_b[r], mask=known)
+        for r in tl.static_range(R):
+            softplus = tl.where(a[r] > 20.0, a[r], tl.log(1.0 + tl.exp(tl.minimum(a[r], 20.0))))
+            tl.store(decay + r * N + n, tl.exp(head_rate * softplus), mask=known)
+            tl.store(beta + r * N + n, 1.0 / (1.0 + tl.exp(-b[r])), mask=known)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """Launches that begin while the one in front of them ends, on devices that can (compute capability 9.0 on).
 
-A kernel says `behind` once, in every program, before it touches what the launch in front reads or writes: from there on
-all earlier launches have ended, and the next one may begin. What it loads before that, weights that nobody changes,
-comes while the launch in front still runs.
+A kernel says `behind` in every program, before it touches what the launch in front reads or writes: from there on all
+earlier launches have ended, and the next one may begin (to say it again waits for nothing). What it loads before that,
+weights that nobody changes, comes while the launch in front still runs.
 
 Where what follows reads before its own `behind` only what no launch of a window writes, a kernel says `open_next` at
 its start: the next one may then begin before this one's turn has come. That is so in front of products and of lower and
@@ -10,8 +10,8 @@ lift, whose weights come meanwhile (measured: elsewhere it costs time). `ahead` 
 
 It pays: 14 % of a layer's time with one row on an H200 (bench.gpu_kernels measures both ways). Invariants: nothing is
 written before `behind` (delta_step counts there who has read, in a place that only it knows); what reads there results
-of launches further in front (down, leave, delta_step) stands behind a launch that opens nothing; a kernel launched with
-these options says `behind` in every program, so that waiting for the launch in front is waiting for all.
+of launches further in front (down, leave, delta_step) stands behind a launch that opens nothing; a kernel
+launched with these options says `behind` in every program, so that waiting for the launch in front is waiting for all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Routed experts of a decode window, in two launches: gate-up with the gate, then down with the intermediate quantised.
+"""Routed experts of a decode window: gate-up with the gate, its result quantised, down; a launch each.
 
 Records are read where `addresses` says they lie: a slot in VRAM or the expert's place in the pinned region. A miss is
 only a slower pointer. A job is one distinct expert of the window, so its bytes cross the link once however many rows
@@ -8,7 +8,7 @@ Not here: which experts (route), the weighted sum (combine). Invariant: y[p] of 
 written, nothing else; a job of -1 does nothing.
 
 Letters: R rows (1..4), K experts per row, P = R * K pairs (pair r * K + k is row r's k-th expert), J = P jobs at most,
-H hidden, I intermediate, G group, C = 8 chains, M rows of one pass.
+H hidden, I intermediate, G group, C = 8 chains.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from lanes.kernels.arithmetic import CHAINS, dot4_signed, dot4_unsigned, fma, ga
 from shared_experts.layout import PART_ALIGNMENT_BYTES, RecordLayout
 
 MOST_ROWS = 4
-# (Weight rows, warps) of a program, by how many rows a window has: measured on an H200 (bench.gpu_kernels sweeps them).
+# (Weight rows, warps) of a program, whatever the rows of a window: measured on an H200 (bench.gpu_kernels sweeps them).
 # 128 threads make a step of q4g64 a 16-byte load per thread and matrix for every eight weight rows. Small scale tensors
-# (fewer than the threads) are loaded where they are used instead of passing through shared memory. One row takes larger
-# tiles, as many programs of them as fit at once; several rows hold as many sums each and would have too few programs.
-GATE_TILES = ((16, 4), (8, 4))  # of one row, of more
-DOWN_TILES = ((64, 4), (32, 8))
+# (fewer than the threads) are loaded where they are used instead of passing through shared memory.
+GATE_TILE = (16, 4)
+DOWN_TILE = (64, 4)
 ALIGNED = tl.constexpr(PART_ALIGNMENT_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedRows:
-    """A window's activations: q int8 [R, H], scale fp32 [R, H/G], correction int32 [R, H/G] (8 * sum of q; q4 only)."""
+    """A window's activations: q int8 [R, H], scale fp32 [R, H/G], correction int32 [R, H/G] (8 * sum of q; q4 only); or
+    the intermediate of its pairs, [P, I]."""
 
     q: torch.Tensor
     scale: torch.Tensor
@@ -71,7 +71,7 @@ def gate_up(
     Meanwhile one program rings the bell, and others send for what is `ahead` where something misses.
     """
     rows, chosen = _sizes(layout, jobs)
-    tile, warps = GATE_TILES[rows > 1]
+    tile, warps = GATE_TILE
     assert layout.intermediate % tile == 0, "groups are multiples of 32"
     assert ahead is None or rows == 1, rows
     feeds = 0 if ahead is None else LINES
@@ -83,31 +83,31 @@ def gate_up(
     _gate_up[grid](
         addresses, jobs.expert, jobs.pairs, x.q, x.scale, x.correction, h, word, number, plan, resident, count,
         RINGS=bell is not None, FEEDS=feeds, JP=triton.next_power_of_2(chosen), CODES=layout.gate_up_codes,
-        SCALES=layout.gate_up_scales, H=layout.hidden, I=layout.intermediate,
-        G=layout.format.group, BITS=layout.format.bits, K=chosen, R=rows, M=triton.next_power_of_2(rows),
-        TILE=tile, num_warps=warps, enable_fp_fusion=False, **early.options(),
+        SCALES=layout.gate_up_scales, H=layout.hidden, I=layout.intermediate, G=layout.format.group,
+        BITS=layout.format.bits, K=chosen, R=rows, TILE=tile, num_warps=warps, enable_fp_fusion=False,
+        **early.options(),
     )  # fmt: skip
 
 
 def down(
-    layout: RecordLayout, addresses: torch.Tensor, jobs: Jobs, h: torch.Tensor, y: torch.Tensor,
+    layout: RecordLayout, addresses: torch.Tensor, jobs: Jobs, h: QuantisedRows, y: torch.Tensor,
     answer: doorbell.Word | None = None,
 ) -> None:  # fmt: skip
-    """y[p] = down dots of h[p], quantised here, of every pair of the jobs; y fp32 [P, H].
+    """y[p] = down dots of h[p] of every pair of the jobs; h is what gate_up left, quantised; y fp32 [P, H].
 
     One program awaits the answer, and so does the launch.
     """
     rows, _ = _sizes(layout, jobs)
-    tile, warps = DOWN_TILES[rows > 1]
+    tile, warps = DOWN_TILE
     if layout.hidden % tile:  # sizes are multiples of 32
         tile = 32
     grid = (layout.hidden // tile, jobs.expert.shape[0] + (answer is not None))
     word, number = (addresses, 0) if answer is None else (answer.at, answer.number)
     _down[grid](
-        addresses, jobs.expert, jobs.pairs, h, y, word, number, WAITS=answer is not None,
+        addresses, jobs.expert, jobs.pairs, h.q, h.scale, h.correction, y, word, number, WAITS=answer is not None,
         CODES=layout.down_codes, SCALES=layout.down_scales, H=layout.hidden, I=layout.intermediate,
-        G=layout.format.group, BITS=layout.format.bits, R=rows, M=triton.next_power_of_2(rows), TILE=tile,
-        num_warps=warps, enable_fp_fusion=False, **early.options(),
+        G=layout.format.group, BITS=layout.format.bits, R=rows, TILE=tile, num_warps=warps, enable_fp_fusion=False,
+        **early.options(),
     )  # fmt: skip
 
 
@@ -182,42 +182,6 @@ def _words(
 
 
 @triton.jit
-def _fresh_words(h, pair, first: tl.constexpr, GROUPS: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr):
-    """The same as `_words` from fp32 values: groups first..first+7 of h[pair], quantised."""
-    WORDS: tl.constexpr = G * BITS // 32
-    g = first + tl.arange(0, CHAINS)
-    at = h + pair[:, None, None, None] * (GROUPS * G) + g[None, :, None, None] * G
-    at += tl.arange(0, WORDS)[None, None, :, None] * 4 + tl.arange(0, 4)[None, None, None, :]
-    inside = (g < GROUPS)[None, :, None, None] & (pair >= 0)[:, None, None, None]
-    x = tl.load(at, mask=inside, other=0.0)  # [M, C, WORDS, 4]
-    bits = _greatest(x)
-    if BITS == 4:
-        x_high = tl.load(at + G // 2, mask=inside, other=0.0)
-        bits = tl.maximum(bits, _greatest(x_high))
-    s, reciprocal, usable = group_scale(bits)
-    low, total = _packed(x, reciprocal, usable)
-    high = low
-    if BITS == 4:
-        high, total_high = _packed(x_high, reciprocal, usable)
-        total += total_high
-    return low[:, None, :, :], high[:, None, :, :], s[:, None, :], 8 * total[:, None, :]
-
-
-@triton.jit
-def _greatest(x):
-    """Bits of the greatest absolute value of each group: x [M, C, WORDS, 4] to int32 [M, C]."""
-    return tl.max(tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=3), axis=2)
-
-
-@triton.jit
-def _packed(x, reciprocal, usable):
-    """x [M, C, WORDS, 4] as (words of four q, the first lowest [M, C, WORDS], sum of q [M, C])."""
-    n = quantised(x, reciprocal[:, :, None, None], usable[:, :, None, None])
-    words = tl.sum((n & 255) << (8 * tl.arange(0, 4)[None, None, None, :]), axis=3)
-    return words, tl.sum(tl.sum(n, axis=3), axis=2)
-
-
-@triton.jit
 def _step(chains, codes, weights, low, high, s, correction, BITS: tl.constexpr):
     """Adds one group to each chain: chains [M, N, C]; the rest as `_load` and `_words` give it."""
     M: tl.constexpr = chains.shape[0]
@@ -240,15 +204,14 @@ def _dot(chains):
 
 
 @triton.jit
-def _gate_up_rows(
-    codes, scales, r, pair, q, scale, correction, h,
-    H: tl.constexpr, I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, K: tl.constexpr,
+def _gate_up_row(
+    codes, scales, r, pair, q, scale, correction, h, H: tl.constexpr, I: tl.constexpr, G: tl.constexpr,
+    BITS: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """h of M pairs (-1: none) for intermediate elements r."""
+    """h of a pair, int32 [1], for intermediate elements r."""
     GROUPS: tl.constexpr = H // G
     WORDS: tl.constexpr = G * BITS // 32
-    row = tl.where(pair >= 0, pair // K, -1)
-    g = tl.zeros((pair.shape[0], r.shape[0], CHAINS), tl.float32)
+    g = tl.zeros((1, r.shape[0], CHAINS), tl.float32)
     u = g
     # Two steps ahead: nothing is computed before the loads of three steps are on their way.
     gate0, gate_s0 = _load(codes, scales, r, 0, GROUPS, WORDS)
@@ -262,30 +225,25 @@ def _gate_up_rows(
         if first + 2 * CHAINS < GROUPS:
             gate2, gate_s2 = _load(codes, scales, r, first + 2 * CHAINS, GROUPS, WORDS)
             up2, up_s2 = _load(codes, scales, r + I, first + 2 * CHAINS, GROUPS, WORDS)
-        low, high, s, c = _words(q, scale, correction, row, first, GROUPS, G, BITS)
+        low, high, s, c = _words(q, scale, correction, pair // K, first, GROUPS, G, BITS)
         g = _step(g, gate0, gate_s0, low, high, s, c, BITS)
         u = _step(u, up0, up_s0, low, high, s, c, BITS)
         gate0, gate_s0, up0, up_s0 = gate1, gate_s1, up1, up_s1
         gate1, gate_s1, up1, up_s1 = gate2, gate_s2, up2, up_s2
-    at = h + pair[:, None] * I + r[None, :]
-    tl.store(at, gate(_dot(g), _dot(u)), mask=(pair >= 0)[:, None])
+    tl.store(h + pair[:, None] * I + r[None, :], gate(_dot(g), _dot(u)))
 
 
 @triton.jit
-def _gate_up_several(
-    codes, scales, r, pairs, q, scale, correction, h, R: tl.constexpr,
-    H: tl.constexpr, I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, K: tl.constexpr,
+def _gate_up_rows(
+    codes, scales, r, pairs, q, scale, correction, h, R: tl.constexpr, H: tl.constexpr, I: tl.constexpr,
+    G: tl.constexpr, BITS: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """The same for R pairs (-1: none) at `pairs`: every weight is loaded once, and the rows take their turns with it.
-
-    Side by side they took 194 registers instead of 87: two programs a multiprocessor instead of five, those of the many
-    experts that have one row included.
-    """
+    """The same for R pairs (-1: none) at `pairs`, by turns: weights are loaded once, over the link, too."""
     GROUPS: tl.constexpr = H // G
     WORDS: tl.constexpr = G * BITS // 32
     pair, row, g, u = (), (), (), ()
     for m in tl.static_range(R):
-        pair = pair + (tl.load(pairs + m) + tl.zeros((1,), tl.int32),)
+        pair = pair + (tl.load(pairs + m + tl.arange(0, 1)),)
         row = row + (tl.where(pair[m] >= 0, pair[m] // K, -1),)
         g = g + (tl.zeros((1, r.shape[0], CHAINS), tl.float32),)
         u = u + (tl.zeros((1, r.shape[0], CHAINS), tl.float32),)
@@ -309,45 +267,84 @@ def _gate_up_several(
 
 
 @triton.jit
-def _down_rows(
-    codes, scales, r, pair, h, y, H: tl.constexpr, I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr,
-    EARLY: tl.constexpr,
+def _down_row(
+    codes, scales, r, pair, q, scale, correction, y, H: tl.constexpr, I: tl.constexpr, G: tl.constexpr,
+    BITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """y of M pairs (-1: none) for output elements r."""
+    """y of a pair, int32 [1], for output elements r."""
     GROUPS: tl.constexpr = I // G
     WORDS: tl.constexpr = G * BITS // 32
-    total = tl.zeros((pair.shape[0], r.shape[0], CHAINS), tl.float32)
+    total = tl.zeros((1, r.shape[0], CHAINS), tl.float32)
     codes0, s0 = _load(codes, scales, r, 0, GROUPS, WORDS)
     codes1, s1 = codes0, s0
+    if GROUPS > CHAINS:
+        codes1, s1 = _load(codes, scales, r, CHAINS, GROUPS, WORDS)
     early.behind(EARLY)
     for first in tl.static_range(0, GROUPS, CHAINS):
-        if first + CHAINS < GROUPS:
-            codes1, s1 = _load(codes, scales, r, first + CHAINS, GROUPS, WORDS)
-        low, high, s, c = _fresh_words(h, pair, first, GROUPS, G, BITS)
+        low, high, s, c = _words(q, scale, correction, pair, first, GROUPS, G, BITS)
         total = _step(total, codes0, s0, low, high, s, c, BITS)
         codes0, s0 = codes1, s1
-    tl.store(y + pair[:, None] * H + r[None, :], _dot(total), mask=(pair >= 0)[:, None])
+        if first + 2 * CHAINS < GROUPS:
+            codes1, s1 = _load(codes, scales, r, first + 2 * CHAINS, GROUPS, WORDS)
+    tl.store(y + pair[:, None] * H + r[None, :], _dot(total))
 
 
 @triton.jit
-def _job(addresses, experts, pairs, job, CODES: tl.constexpr, SCALES: tl.constexpr, R: tl.constexpr, M: tl.constexpr):
-    """(any work, codes, scales, pair [M], rows that have one) of a job."""
+def _down_rows(
+    codes, scales, r, pairs, q, scale, correction, y, R: tl.constexpr, H: tl.constexpr, I: tl.constexpr,
+    G: tl.constexpr, BITS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The same for R pairs (-1: none) at `pairs`, by turns."""
+    GROUPS: tl.constexpr = I // G
+    WORDS: tl.constexpr = G * BITS // 32
+    pair, total = (), ()
+    for m in tl.static_range(R):
+        pair = pair + (tl.load(pairs + m + tl.arange(0, 1)),)
+        total = total + (tl.zeros((1, r.shape[0], CHAINS), tl.float32),)
+    codes0, s0 = _load(codes, scales, r, 0, GROUPS, WORDS)
+    early.behind(EARLY)
+    for first in tl.static_range(0, GROUPS, CHAINS):
+        if first:
+            codes0, s0 = _load(codes, scales, r, first, GROUPS, WORDS)
+        more = ()
+        for m in tl.static_range(R):
+            low, high, s, c = _words(q, scale, correction, pair[m], first, GROUPS, G, BITS)
+            more = more + (_step(total[m], codes0, s0, low, high, s, c, BITS),)
+        total = more
+    for m in tl.static_range(R):
+        tl.store(y + pair[m][:, None] * H + r[None, :], _dot(total[m]), mask=(pair[m] >= 0)[:, None])
+
+
+@triton.jit
+def _job(addresses, experts, job, CODES: tl.constexpr, SCALES: tl.constexpr):
+    """(any work, codes, scales) of a job."""
     expert = tl.load(experts + job)
     base = tl.load(addresses + tl.maximum(expert, 0))
     # The compiler does not see alignment through the cast; without it, loads are of four bytes.
     codes = tl.multiple_of((base + CODES).to(tl.pointer_type(tl.int32)), ALIGNED)
     scales = tl.multiple_of((base + SCALES).to(tl.pointer_type(tl.float16)), ALIGNED)
-    m = tl.arange(0, M)
-    pair = tl.load(pairs + job * R + m, mask=m < R, other=-1)
-    return expert >= 0, codes, scales, pair, tl.sum((pair >= 0).to(tl.int32), axis=0)
+    return expert >= 0, codes, scales
+
+
+@triton.jit
+def _only(pairs, R: tl.constexpr):
+    """(rows of a job that have a pair, one of their pairs [1]). Most experts of a short window have one row."""
+    pair = tl.load(pairs + tl.arange(0, 1))
+    count = 1
+    if R > 1:
+        count = (tl.sum(pair, axis=0) >= 0).to(tl.int32)
+        for m in tl.static_range(1, R):
+            other = tl.load(pairs + m + tl.arange(0, 1))
+            count += (tl.sum(other, axis=0) >= 0).to(tl.int32)
+            pair = tl.maximum(pair, other)
+    return count, pair
 
 
 @triton.jit(do_not_specialize=["number", "pieces"])
 def _gate_up(
     addresses, experts, pairs, q, scale, correction, h, word, number, plan, resident, pieces, RINGS: tl.constexpr,
     FEEDS: tl.constexpr, JP: tl.constexpr, CODES: tl.constexpr, SCALES: tl.constexpr, H: tl.constexpr, I: tl.constexpr,
-    G: tl.constexpr, BITS: tl.constexpr, K: tl.constexpr, R: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr,
-    EARLY: tl.constexpr,
+    G: tl.constexpr, BITS: tl.constexpr, K: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     early.behind(EARLY)
     job = tl.program_id(1) - RINGS
@@ -355,18 +352,17 @@ def _gate_up(
         program, programs = (job - R * K) * tl.num_programs(0) + tl.program_id(0), FEEDS * tl.num_programs(0)
         send(plan, pieces, experts, resident, program, programs, K, JP, EARLY)
     elif job >= 0:
-        work, codes, scales, pair, count = _job(addresses, experts, pairs, job, CODES, SCALES, R, M)
+        work, codes, scales = _job(addresses, experts, job, CODES, SCALES)
         r = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        pairs += job * R
         if work:
-            if M == 1:
-                _gate_up_rows(codes, scales, r, pair, q, scale, correction, h, H, I, G, BITS, K)
+            count, pair = _only(pairs, R)
+            if count == 1:
+                _gate_up_row(codes, scales, r, pair, q, scale, correction, h, H, I, G, BITS, K)
             else:
-                # Most experts of a short window have one row: they pay for one.
-                if count == 1:
-                    one = tl.max(pair, axis=0) + tl.arange(0, 1)
-                    _gate_up_rows(codes, scales, r, one, q, scale, correction, h, H, I, G, BITS, K)
-                else:
-                    _gate_up_several(codes, scales, r, pairs + job * R, q, scale, correction, h, R, H, I, G, BITS, K)
+                for part in tl.range(0, TILE, TILE // 2, num_stages=1):
+                    half = tl.program_id(0) * TILE + part + tl.arange(0, TILE // 2)
+                    _gate_up_rows(codes, scales, half, pairs, q, scale, correction, h, R, H, I, G, BITS, K)
     else:
         if tl.program_id(0) == 0:
             doorbell.ring(word, number)
@@ -374,23 +370,24 @@ def _gate_up(
 
 @triton.jit(do_not_specialize=["number"])
 def _down(
-    addresses, experts, pairs, h, y, word, number, WAITS: tl.constexpr, CODES: tl.constexpr, SCALES: tl.constexpr,
-    H: tl.constexpr, I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, R: tl.constexpr, M: tl.constexpr,
+    addresses, experts, pairs, q, scale, correction, y, word, number, WAITS: tl.constexpr, CODES: tl.constexpr,
+    SCALES: tl.constexpr, H: tl.constexpr, I: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr, R: tl.constexpr,
     TILE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    # Only h is of the launch in front.
+    # Only what was quantised is of the launch in front.
     job = tl.program_id(1) - WAITS
     if job >= 0:
-        work, codes, scales, pair, count = _job(addresses, experts, pairs, job, CODES, SCALES, R, M)
+        work, codes, scales = _job(addresses, experts, job, CODES, SCALES)
         r = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        pairs += job * R
         if work:
-            if M == 1:
-                _down_rows(codes, scales, r, pair, h, y, H, I, G, BITS, EARLY)
+            count, pair = _only(pairs, R)
+            if count == 1:
+                _down_row(codes, scales, r, pair, q, scale, correction, y, H, I, G, BITS, EARLY)
             else:
-                if count == 1:
-                    _down_rows(codes, scales, r, tl.max(pair, axis=0) + tl.arange(0, 1), h, y, H, I, G, BITS, EARLY)
-                else:
-                    _down_rows(codes, scales, r, pair, h, y, H, I, G, BITS, EARLY)
+                for part in tl.range(0, TILE, TILE // 2, num_stages=1):
+                    half = tl.program_id(0) * TILE + part + tl.arange(0, TILE // 2)
+                    _down_rows(codes, scales, half, pairs, q, scale, correction, y, R, H, I, G, BITS, EARLY)
         else:
             early.behind(EARLY)
     else:

@@ -102,8 +102,10 @@ def product(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> None:
 def product_into(x: torch.Tensor, matrix: torch.Tensor, injection: torch.Tensor, streams: torch.Tensor) -> None:
     """streams fp32 [R, S, N'] += injection fp32 [R, S] times the product of x [R, D] and matrix [N', D] transposed."""
     t = deep(matrix, x.shape[0])
-    _product_into[(triton.cdiv(matrix.shape[0], t.rows),)](
-        x, x.stride(0), matrix, injection, streams, R=x.shape[0], M=t.padded, ROWS=matrix.shape[0], N=t.rows,
+    # With as many sums as one row has, as many programs fit at once.
+    outputs = t.rows if INTERPRETED else max(t.side, t.rows // t.padded)
+    _product_into[(triton.cdiv(matrix.shape[0], outputs),)](
+        x, x.stride(0), matrix, injection, streams, R=x.shape[0], M=t.padded, ROWS=matrix.shape[0], N=outputs,
         D=matrix.shape[1], STEP=t.step, SIDE=t.side, S=streams.shape[1], num_warps=t.warps, **early.options(),
     )  # fmt: skip
 
@@ -153,7 +155,9 @@ def _product_into(
     n = tl.program_id(0) * N + tl.arange(0, N)
     w, following = begin(matrix, n, ROWS, D, STEP, SIDE)
     early.behind(EARLY)
-    inject(streams, injection, n, rest(x, x_row, matrix, n, w, following, ROWS, R, M, D, STEP, SIDE), ROWS, S, R, M)
+    place, was, share = into_streams(streams, injection, n, ROWS, S, R, M)
+    values = rest(x, x_row, matrix, n, w, following, ROWS, R, M, D, STEP, SIDE)
+    inject(place, was, share, n, values, ROWS, S, R)
 
 
 @triton.jit
@@ -172,15 +176,29 @@ def _two_products(
         _multiply(x, x_row, matrix, out, out_row, n, ROWS, R, M, D, STEP, TENSOR, EARLY)
 
 
+@triton.constexpr_function
+def _power(count):
+    return 1 << (int(count) - 1).bit_length()
+
+
 @triton.jit
-def inject(x, injection, n, values, H: tl.constexpr, S: tl.constexpr, R: tl.constexpr, M: tl.constexpr):
-    """x[r, s, n] += injection[r, s] * values [M, N]: of what a program's columns are, nobody else reads or writes."""
-    m = tl.arange(0, M)
-    known = (m < R)[:, None] & (n < H)[None, :]
-    for s in tl.static_range(S):
-        share = tl.load(injection + m * S + s, mask=m < R, other=0.0)[:, None]
-        at = x + (m * S + s)[:, None] * H + n[None, :]
-        tl.store(at, tl.load(at, mask=known, other=0.0) + share * values, mask=known)
+def into_streams(x, injection, n, H: tl.constexpr, S: tl.constexpr, R: tl.constexpr, M: tl.constexpr):
+    """Of all streams at once, to be loaded before what enters them is known: (where x[r, s, n] is, what is there, with
+    which share a result enters it), [M, streams, N] each."""
+    row, s = tl.arange(0, M)[:, None, None], tl.arange(0, _power(S))[None, :, None]
+    known = (row < R) & (s < S)
+    place = x + (row * S + s) * H + n[None, None, :]
+    was = tl.load(place, mask=known & (n < H)[None, None, :], other=0.0)
+    return place, was, tl.load(injection + row * S + s, mask=known, other=0.0)
+
+
+@triton.jit
+def inject(place, was, share, n, values, H: tl.constexpr, S: tl.constexpr, R: tl.constexpr):
+    """x[r, s, n] += injection[r, s] * values [M, N], with what `into_streams` gave: of what a program's columns are,
+    nobody else reads or writes."""
+    row, s = tl.arange(0, was.shape[0])[:, None, None], tl.arange(0, was.shape[1])[None, :, None]
+    known = (row < R) & (s < S) & (n < H)[None, None, :]
+    tl.store(place, was + share * values[:, None, :], mask=known)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from lanes.kernels import early
 from lanes.kernels.experts import MOST_ROWS, Jobs, quantise_groups
-from lanes.kernels.jobs import MOST_EXPERTS, all_counts, assign
+from lanes.kernels.jobs import MOST_EXPERTS, all_counts, assign, width
 from lanes.kernels.post import Post
 
 
@@ -58,8 +58,7 @@ def route(
         out.slots, *said, *to_host, 0 if p is None else p.layer, GROUPS=groups, G=0 if p is None else p.group,
         EIGHTS=eights, SHARED=p is not None and p.inputs is not None, R=rows, RP=padded, K=chosen,
         KP=triton.next_power_of_2(chosen), E=experts, EP=triton.next_power_of_2(experts), NORMALISE=normalise,
-        num_warps=padded,  # a warp a row: the K searches need no barrier
-        enable_fp_fusion=False, **early.options(),
+        num_warps=padded, enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
 
 
@@ -96,15 +95,18 @@ def _choose(
     logits, stride, resident, cpu_of_misses, ids, weights, job_expert, job_pairs, slots, R: tl.constexpr,
     RP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, E: tl.constexpr, EP: tl.constexpr, NORMALISE: tl.constexpr,
 ):  # fmt: skip
-    """(id, pair, known, whether the CPU has it) of every place."""
-    r = tl.arange(0, RP)
-    e = tl.arange(0, EP)
-    inside = (r < R)[:, None] & (e < E)[None, :]
-    x = tl.load(logits + r[:, None] * stride + e[None, :], mask=inside, other=float("-inf"))  # [RP, EP]
+    """(id, pair, whether it counts, whether the CPU has it) of every place."""
+    # [high, row, low]: a warp has a row, each of its lanes experts side by side, so that a search needs no barrier.
+    LOW: tl.constexpr = 16 if EP >= 512 else (EP // 32 if EP >= 32 else 1)
+    JP: tl.constexpr = width(KP)
+    r = tl.arange(0, RP)[None, :, None]
+    e = tl.arange(0, EP // LOW)[:, None, None] * LOW + tl.arange(0, LOW)[None, None, :]
+    inside = (r < R) & (e < E)
+    x = tl.load(logits + r * stride + e, mask=inside, other=float("-inf"))
     # Whether an expert misses goes with its number, so that nothing is looked up for those that are chosen.
-    code = 2 * e + (tl.load(resident + e, mask=e < E, other=1) == 0).to(tl.int32)
+    code = 2 * e + (tl.load(resident + e + 0 * r, mask=inside, other=1) == 0).to(tl.int32)
     counts = all_counts(cpu_of_misses, R, K)
-    x = tl.where((r < R)[:, None], x, 0.0)
+    x = tl.where(r < R, x, 0.0)
 
     # Ordered as values are; + 0.0 makes -0 equal to 0. Two searches of 32 bits, the greatest and the lowest id that has
     # it, each take a warp one instruction where one search of 64 takes ten.
@@ -112,28 +114,27 @@ def _choose(
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     bits = tl.where(x == x, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
     left = tl.where(inside, bits, least)
-    j = tl.arange(0, KP)
-    found, tops = tl.zeros((RP, KP), tl.int32), tl.zeros((RP, KP), tl.int32)
+    j = tl.arange(0, JP)[None, None, :]
+    found, tops = tl.zeros((1, RP, JP), tl.int32), tl.zeros((1, RP, JP), tl.int32)
     for k in tl.static_range(K):
-        best = tl.max(left, axis=1)
-        first = tl.min(tl.where(left == best[:, None], code[None, :], 2 * EP), axis=1)
-        left = tl.where(code[None, :] == first[:, None], least, left)
-        mine = (j == k)[None, :]
-        found, tops = tl.where(mine, first[:, None], found), tl.where(mine, best[:, None], tops)
+        best = tl.max(tl.max(left, axis=2), axis=0)  # [RP]
+        first = tl.min(tl.min(tl.where(left == best[None, :, None], code, 2 * EP), axis=2), axis=0)
+        left = tl.where(code == first[None, :, None], least, left)
+        found = tl.where(j == k, first[None, :, None], found)
+        tops = tl.where(j == k, best[None, :, None], tops)
 
-    known = (r < R)[:, None] & (j < K)[None, :]
-    id, missing = found >> 1, (found & 1) != 0
     value = (tops ^ ((tops >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-    highest = tl.sum(tl.where((j == 0)[None, :], value, 0.0), axis=1)
-    p = tl.where(known, tl.exp(value - highest[:, None]), 0.0)
-    total = tl.sum(p, axis=1) if NORMALISE else tl.sum(tl.exp(x - highest[:, None]), axis=1)
-    total = tl.where(r < R, total, 1.0)
-    lower = (id[:, None, :] < id[:, :, None]) & (j < K)[None, None, :]
-    pair = r[:, None] * K + tl.sum(lower.to(tl.int32), axis=2)  # ascending in a row
+    highest = _of_rows(tl.where(j == 0, value, 0.0))
+    p = tl.where((r < R) & (j < K), tl.exp(value - highest), 0.0)
+    total = _of_rows(p) if NORMALISE else _of_rows(tl.where(e < E, tl.exp(x - highest), 0.0))
+    p /= tl.where(r < R, total, 1.0)
+    id, pair, known, on_cpu = assign(tl.reshape(found, (RP, JP)), counts, job_expert, job_pairs, slots, R, K, KP)
     tl.store(ids + pair, id, mask=known)
-    tl.store(weights + pair, p / total[:, None], mask=known)
-    PP: tl.constexpr = RP * KP
-    known, pair = tl.reshape(known, (PP,)), tl.reshape(pair, (PP,))
-    id, missing = tl.where(known, tl.reshape(id, (PP,)), -1), tl.reshape(missing, (PP,)) & known
-    on_cpu = assign(id, missing, pair, known, counts, job_expert, job_pairs, slots, R, K)
+    tl.store(weights + pair, tl.reshape(p, (RP * JP,)), mask=known)
     return id, pair, known, on_cpu
+
+
+@triton.jit
+def _of_rows(x):
+    """Sums [1, RP, 1] of [., RP, .]."""
+    return tl.sum(tl.sum(x, axis=2), axis=0)[None, :, None]

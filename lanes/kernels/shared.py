@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 
 from lanes.kernels import early
-from lanes.kernels.arithmetic import INTERPRETED, fma
-from lanes.kernels.products import FEW_ROWS, begin, deep, dots, inject, rest, tile, write
+from lanes.kernels.arithmetic import fma
+from lanes.kernels.products import FEW_ROWS, begin, deep, dots, inject, into_streams, rest, tile, write
 
 
 def enter(
@@ -48,12 +48,10 @@ def leave(
     """
     rows, chosen = weights.shape
     hidden, inner = down.shape
-    t = deep(down, rows)
-    # Every routed expert's rows are on their way at once: more of them than two of several rows spill.
-    outputs = t.rows if rows == 1 or INTERPRETED else max(t.side, min(t.rows, 2))
-    _leave[(triton.cdiv(hidden, outputs),)](
-        h, down, gate, gate.stride(0), weights, y, y_cpu, slots, out, out if injection is None else injection, R=rows,
-        M=t.padded, K=chosen, H=hidden, N=outputs, D=inner, STEP=t.step, SIDE=t.side,
+    t = deep(down, 1)
+    _leave[(triton.cdiv(hidden, t.rows), rows)](
+        h, down, gate, gate.stride(0), weights, y, y_cpu, slots, out, out if injection is None else injection,
+        K=chosen, H=hidden, N=t.rows, D=inner, STEP=t.step, SIDE=t.side,
         S=0 if injection is None else injection.shape[1], num_warps=t.warps, enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
 
@@ -95,31 +93,32 @@ def _enter(
 
 @triton.jit
 def _leave(
-    h, down, gates, gate_row, weights, y, y_cpu, slots, out, injection, R: tl.constexpr, M: tl.constexpr,
-    K: tl.constexpr, H: tl.constexpr, N: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr,
-    S: tl.constexpr, EARLY: tl.constexpr,
+    h, down, gates, gate_row, weights, y, y_cpu, slots, out, injection, K: tl.constexpr, H: tl.constexpr,
+    N: tl.constexpr, D: tl.constexpr, STEP: tl.constexpr, SIDE: tl.constexpr, S: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    # A program has one row: the matrix is small, and what a second one reads of it lies in the cache.
     if S:
         early.open_next(EARLY)
     n = tl.program_id(0) * N + tl.arange(0, N)
-    m = tl.arange(0, M)
-    row = (m < R)[:, None] & (n < H)[None, :]
+    row, inside = tl.program_id(1), (n < H)[None, :]
     w, following = begin(down, n, H, D, STEP, SIDE)
     slot, weight = (), ()
     for k in tl.static_range(K):
-        slot = slot + (tl.load(slots + m * K + k, mask=m < R, other=-1),)
-        weight = weight + (tl.load(weights + m * K + k, mask=m < R, other=0.0),)
-    gate = tl.load(gates + m * gate_row, mask=m < R, other=0.0)
-    shared = rest(h, D, down, n, w, following, H, R, M, D, STEP, SIDE) / (1.0 + tl.exp(-gate))[:, None]
+        slot = slot + (tl.load(slots + row * K + k + tl.arange(0, 1)),)
+        weight = weight + (tl.load(weights + row * K + k + tl.arange(0, 1)),)
+    gate = tl.load(gates + row * gate_row)
+    shared = rest(h + row * D, D, down, n, w, following, H, 1, 1, D, STEP, SIDE) / (1.0 + tl.exp(-gate))
     early.behind(EARLY)
-    total = tl.zeros((M, N), tl.float32)
+    if S:
+        place, was, share = into_streams(out + row * (S * H), injection + row * S, n, H, S, 1, 1)
+    total = tl.zeros((1, N), tl.float32)
     for k in tl.static_range(K):
         here, at = (slot[k] < 0)[:, None], n[None, :]
-        a = tl.load(y + (m * K + k)[:, None] * H + at, mask=row & here, other=0.0)
-        b = tl.load(y_cpu + slot[k][:, None] * H + at, mask=row & (here == 0), other=0.0)
-        total = fma(weight[k][:, None] + tl.zeros((M, N), tl.float32), tl.where(here, a, b), total)
+        a = tl.load(y + (row * K + k) * H + at, mask=inside & here, other=0.0)
+        b = tl.load(y_cpu + slot[k][:, None] * H + at, mask=inside & (here == 0), other=0.0)
+        total = fma(weight[k][:, None] + tl.zeros((1, N), tl.float32), tl.where(here, a, b), total)
     total += shared
     if S:
-        inject(out, injection, n, total, H, S, R, M)
+        inject(place, was, share, n, total, H, S, 1)
     else:
-        write(out, H, n, total, H, R, M)
+        write(out + row * H, H, n, total, H, 1, 1)

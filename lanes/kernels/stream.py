@@ -99,16 +99,17 @@ def _enter(
     x, result, injection, norm, normed, rounded, eps, S: tl.constexpr, H: tl.constexpr, HP: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    early.behind(EARLY)
     stream, row = tl.program_id(0), tl.program_id(1)
     h = tl.arange(0, HP)
     inside = h < H
     at = (row * S + stream) * H + h
+    weight = tl.load(norm + stream * H + h, mask=inside, other=0.0)
+    early.behind(EARLY)
     value = tl.load(x + at, mask=inside, other=0.0)
     share = tl.load(injection + row * S + stream)
     value += share * tl.load(result + row * H + h, mask=inside, other=0.0)
     tl.store(x + at, value, mask=inside)
     value *= tl.rsqrt(tl.sum(value * value, axis=0) / H + eps)
-    value *= tl.load(norm + stream * H + h, mask=inside, other=0.0)
+    value *= weight
     tl.store(normed + at, value, mask=inside)
     tl.store(rounded + at, value, mask=inside)

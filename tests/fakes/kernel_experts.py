@@ -55,11 +55,13 @@ def check_experts(
     naive.experts(layout, addresses(records), expert, pairs, x, want)
 
     records = records.to(device)
-    groups = hidden // layout.format.group
-    quantised = experts.QuantisedRows(
-        torch.empty((rows, hidden), dtype=torch.int8, device=device),
-        torch.empty((rows, groups), device=device),
-        torch.empty((rows, groups), dtype=torch.int32, device=device),
+    quantised, between = (
+        experts.QuantisedRows(
+            torch.empty((lines, width), dtype=torch.int8, device=device),
+            torch.empty((lines, width // layout.format.group), device=device),
+            torch.empty((lines, width // layout.format.group), dtype=torch.int32, device=device),
+        )
+        for lines, width in ((rows, hidden), (pairs_count, inner))
     )
     jobs = experts.Jobs(expert.to(device), pairs.to(device))
     h = torch.full((pairs_count, inner), RATHER_NOT_A_NUMBER, device=device)
@@ -72,7 +74,8 @@ def check_experts(
         assert plan is not None
         sent = Ahead(plan, torch.zeros(count, dtype=torch.int8, device=device)) if ahead else None
         experts.gate_up(layout, table, jobs, quantised, h, ahead=sent)
-        experts.down(layout, table, jobs, h, y)
+        experts.quantise_rows(h, between, layout.format.group)
+        experts.down(layout, table, jobs, between, y)
     same = made.bits(y.cpu().numpy()) == made.bits(want.numpy())
     assert same.all(), f"{(~same).sum()} of {same.size} elements differ"
 

@@ -31,7 +31,7 @@ from shared_experts.pack import Pack
 PROMPT = 50  # tokens: more blocks than are read
 DEMO = Path(__file__).parents[2] / "deploy/demo_model/pack"
 TILES = [
-    (experts, "GATE_TILES"), (experts, "DOWN_TILES"), (products, "PROGRAMS"), (mixing, "LOWER_ROWS"),
+    (experts, "GATE_TILE"), (experts, "DOWN_TILE"), (products, "PROGRAMS"), (mixing, "LOWER_ROWS"),
     (mixing, "LIFT_ROWS"),
 ]  # fmt: skip
 

@@ -30,7 +30,7 @@ def pack(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def large_tiles(monkeypatch, pack):
-    tiles = (experts, "GATE_TILES"), (experts, "DOWN_TILES"), (products, "PROGRAMS")
+    tiles = (experts, "GATE_TILE"), (experts, "DOWN_TILE"), (products, "PROGRAMS")
     for module, name in (*tiles, (mixing, "LOWER_ROWS"), (mixing, "LIFT_ROWS")):
         monkeypatch.setattr(module, name, getattr(module, name))  # as they were, afterwards
     wide_tiles(pack.manifest.experts.layout)

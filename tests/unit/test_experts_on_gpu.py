@@ -20,7 +20,7 @@ LAYERS, EXPERTS, CHOSEN = 2, 8, 2
 @pytest.fixture
 def small(monkeypatch):
     """A rig of one tile a matrix: the interpreter takes its time for each program, whatever its size."""
-    monkeypatch.setattr(kernels, "GATE_TILES", ((32, 4),) * 2)
+    monkeypatch.setattr(kernels, "GATE_TILE", (32, 4))
 
     def make(slots=0, **options):
         return Rig(slots=slots, **{"hidden": 32, "layers": LAYERS, "experts": EXPERTS, "chosen": CHOSEN, **options})

@@ -25,7 +25,7 @@ LAYERS, EXPERTS, CHOSEN = 2, 8, 2
 
 @pytest.fixture
 def rig(monkeypatch):
-    monkeypatch.setattr(kernels, "GATE_TILES", ((32, 4),) * 2)
+    monkeypatch.setattr(kernels, "GATE_TILE", (32, 4))
     made = []
 
     def make(slots=0, counts=None, **options):

@@ -30,28 +30,35 @@ class Workspace:
     jobs: Jobs
     slots: torch.Tensor  # int32 [P]
     h: torch.Tensor  # fp32 [P, I]
+    quantised: QuantisedRows  # of h
     y: torch.Tensor  # fp32 [P, H]
 
     def erase(self) -> None:
         """Zeroes what is left of earlier rows."""
-        rows, jobs = self.x, self.jobs
-        for tensor in (rows.q, rows.scale, rows.correction, jobs.expert, jobs.pairs, self.slots, self.h, self.y):
+        jobs = self.jobs
+        rows = [tensor for part in (self.x, self.quantised) for tensor in (part.q, part.scale, part.correction)]
+        for tensor in (*rows, jobs.expert, jobs.pairs, self.slots, self.h, self.y):
             tensor.zero_()
 
     @classmethod
     def of(cls, layout: RecordLayout, rows: int, chosen: int, device: torch.device) -> Workspace:
         """For windows of `rows`."""
-        pairs, groups = rows * chosen, layout.hidden // layout.format.group
+        pairs = rows * chosen
 
         def room(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
+        def quantised(count: int, width: int) -> QuantisedRows:
+            groups = width // layout.format.group
+            return QuantisedRows(
+                room(count, width, dtype=torch.int8), room(count, groups), room(count, groups, dtype=torch.int32)
+            )
+
         return cls(
-            QuantisedRows(
-                room(rows, layout.hidden, dtype=torch.int8), room(rows, groups), room(rows, groups, dtype=torch.int32)
-            ),
+            quantised(rows, layout.hidden),
             Jobs(room(pairs, dtype=torch.int32), room(pairs, rows, dtype=torch.int32)),
             room(pairs, dtype=torch.int32),
             room(pairs, layout.intermediate),
+            quantised(pairs, layout.intermediate),
             room(pairs, layout.hidden),
         )

@@ -23,8 +23,8 @@ SMALL = Sizes(
 def few_programs(monkeypatch):
     for module, name in ((combine, "COLUMNS"), (sampling, "BLOCK")):
         monkeypatch.setattr(module, name, 64)
-    for name in ("GATE_TILES", "DOWN_TILES"):
-        monkeypatch.setattr(experts, name, ((64, 4),) * 2)
+    for name in ("GATE_TILE", "DOWN_TILE"):
+        monkeypatch.setattr(experts, name, (64, 4))
 
 
 @pytest.mark.parametrize("rows", [1, 2])

@@ -14,8 +14,8 @@ def few_programs(monkeypatch):
     """The largest tiles that fit: the interpreter takes its time for each program, whatever its size."""
 
     def set_tiles(hidden: int, inner: int) -> None:
-        monkeypatch.setattr(experts, "GATE_TILES", ((inner & -inner, 4),) * 2)
-        monkeypatch.setattr(experts, "DOWN_TILES", ((hidden & -hidden, 4),) * 2)
+        monkeypatch.setattr(experts, "GATE_TILE", (inner & -inner, 4))
+        monkeypatch.setattr(experts, "DOWN_TILE", (hidden & -hidden, 4))
 
     return set_tiles
 
@@ -34,6 +34,7 @@ def test_arithmetic():
         ("q4g32", 32, 288, [[0], [0], [0]]),  # three rows of four
         ("q8", 128, 64, [[0, 1], [1, 2], [0, 2], [1, 3]]),
         ("q8", 64, 640, [[0]]),
+        ("q4g64", 64, 64, [[0, 1], [0, 1], [0, 2], [0, 1]]),  # one expert has all rows
     ],
 )
 def test_every_bit(few_programs, format, hidden, inner, ids):
