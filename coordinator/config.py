@@ -33,6 +33,7 @@ DEFAULT_PAGE = "127.0.0.1:8002"
 NO_PAGE = "off"
 AUTO = "auto"
 PARK_AUTO = -1  # bytes of the park pool that its owner finds once the region is there
+PARK_MIN_BYTES = 1 << 20  # a few of the pool's pieces: less holds nothing, and nothing would say so
 # A CPU lane's cache is a private copy of experts in host memory, beside the shared region: keep it modest.
 DEFAULT_CPU_BUDGET = "256MiB"
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -211,8 +212,19 @@ def parse_size(text: str) -> int:
 
 
 def parse_park(text: str) -> int:
-    """As `parse_size`; PARK_AUTO for "auto"."""
-    return PARK_AUTO if text.strip() == AUTO else parse_size(text)
+    """As `parse_size`; PARK_AUTO for "auto". BadOption for a pool that would hold nothing."""
+    if text.strip() == AUTO:
+        return PARK_AUTO
+    size = parse_size(text)
+    if 0 < size < PARK_MIN_BYTES:
+        raise BadOption(f"{text!r}: expected {AUTO}, 0 or at least 1MiB")
+    return size
+
+
+def check_park(park_bytes: int, disk_bytes: int) -> None:
+    """BadOption for files of a pool that is not there."""
+    if disk_bytes and not park_bytes:
+        raise BadOption("--park-disk: keeps what is in the park pool, and --park 0 makes none")
 
 
 def check_pack(pack: Path) -> Path:

@@ -24,6 +24,7 @@ from coordinator.config import (
     AUTO,
     Address,
     check_pack,
+    check_park,
     default_identities,
     lane_budget,
 )
@@ -133,6 +134,7 @@ def join(
     """Serve PACK as one more host of a cluster: an owner and N lanes, without doors, until Ctrl-C."""
     configure_logging(json_lines=log_json, process="supervisor", level="info" if log_json else "warning")
     lane["vram_budget_bytes"] = lane_budget(lane["device"], lane["vram_budget_bytes"])
+    check_park(park_bytes, park_disk_bytes)
     options = collect(check_pack(pack), log_json=log_json, **lane)
     facts = read_facts(options.pack)
     facts.check_context(options.context_tokens)

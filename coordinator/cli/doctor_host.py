@@ -14,13 +14,13 @@ from typing import Any
 
 from coordinator.cli.doctor_checks import Check
 from coordinator.host.room import HUGE_PAGE_BYTES, available_bytes
+from coordinator.sizing import PROCESS_BYTES
 from coordinator.units import size
 
 GIB = 1 << 30
 LOW_MEMORY_BYTES = 4 * GIB
 SMALL_MEMLOCK_BYTES = 1 * GIB
 FEW_FILES = 1024
-LANE_BYTES = 512 << 20  # interpreter, torch and working memory of one lane
 LOW_DISK_BYTES = 1 * GIB
 
 
@@ -40,7 +40,7 @@ def pack_fits(described: Mapping[str, Any], meminfo: str, free_huge_pages: int, 
     name = "pack in memory"
     region = int(described["experts"]["bytes"])
     dense = sum(int(section["bytes"]) for section in described["sections"] if section["name"] == "dense")
-    lane = dense * (2 if described["dense_dtype"] == "bf16" else 1) + min(cache_bytes, region) + LANE_BYTES
+    lane = dense * (2 if described["dense_dtype"] == "bf16" else 1) + min(cache_bytes, region) + PROCESS_BYTES
     in_pool = free_huge_pages * HUGE_PAGE_BYTES >= region
     needed = lanes * lane + (0 if in_pool else region)
     available = available_bytes(meminfo)

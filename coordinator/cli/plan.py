@@ -67,7 +67,7 @@ def command(
     sizes = read_sizes(inspect_pack(check_pack(pack)))
     if context > sizes.context_tokens:
         raise BadOption(f"--context: {context} tokens; the model holds at most {sizes.context_tokens}")
-    host = Host(device, ram or _host_ram(), vram, cores or len(os.sched_getaffinity(0)))
+    host = Host(device, _host_ram() if ram is None else ram, vram, cores or len(os.sched_getaffinity(0)))
     load = Load(conversations, context, hit_rate)
     rates = read_rates(rates_file) if rates_file else Rates()
     most = lanes or max(1, most_lanes(sizes, host, load, rates, SHOWN_LANES))
@@ -129,7 +129,7 @@ def show(sizes: ModelSizes, host: Host, load: Load, plans: list[Plan], *, measur
             _range(each.total_tokens_per_s, rate),
         )
     console.print(table)
-    if (reading := plans[0].prefill_tokens_per_s) is not None:
+    if reading := plans[0].prefill_tokens_per_s:  # 0: no room for a row
         link, products, launches = (f"{plans[0].prefill_s[part]:.2f} s" for part in ("link", "products", "launches"))
         console.print(
             f"reading a long prompt: {rate(reading)} tokens/s a lane; a chunk of {plans[0].prefill_chunk_tokens} takes "

@@ -28,6 +28,7 @@ from coordinator.config import (
     HostDoor,
     ServeConfig,
     check_pack,
+    check_park,
     check_reach,
     default_identities,
     lane_budget,
@@ -113,6 +114,7 @@ def command(
             check_reach(address, keys=tenants.is_file(), tls=tls is not None)
     except BadAddress as error:
         raise click.UsageError(error.message) from None
+    check_park(park_bytes, park_disk_bytes)
     options = collect(check_pack(pack), log_json=log_json, **lane)
     config = ServeConfig(
         lane=options,

@@ -141,7 +141,7 @@ class RunDir:
 
 
 def read_cluster(cluster: str, env: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The `cluster.json` of a running cluster; RunDirError when there is none, or it is not to be trusted."""
+    """The `cluster.json` of a running cluster; RunDirError when none runs, or the file is not to be trusted."""
     path = run_path(cluster, env) / "cluster.json"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -162,6 +162,8 @@ def read_cluster(cluster: str, env: Mapping[str, str] = os.environ) -> dict[str,
             raise ValueError("not an object")
     except ValueError as error:
         raise RunDirError(f"{path}: {error}") from None
+    if not is_running(cluster, env):
+        raise RunDirError(f"cluster {cluster!r} does not run here any more: it was killed (the next one clears {path})")
     return content
 
 

@@ -24,6 +24,7 @@ from coordinator.cli.doctor_host import (
 )
 from coordinator.cli.doctor_ray import command_lines, other_rays, ray_environment, ray_version
 from coordinator.host.rundir import RunDir
+from coordinator.sizing import PROCESS_BYTES
 from tests.fakes.processes import tiny_pack
 
 GIB = 1 << 30
@@ -116,8 +117,8 @@ DESCRIBED = {
     "name": "m", "dense_dtype": "bf16", "experts": {"bytes": 10 * GIB, "format": "q4g64"},
     "sections": [{"name": "experts.0", "bytes": 10 * GIB}, {"name": "dense", "bytes": GIB}],
 }  # fmt: skip
-# a lane: the dense weights as fp32, half a GiB for itself, its cache
-ONE_LANE = 2 * GIB + doctor_host.LANE_BYTES + GIB // 2
+# a lane, as `serve` counts it: the dense weights as fp32, its process, its cache
+ONE_LANE = 2 * GIB + PROCESS_BYTES + GIB // 2
 
 
 def fits(available, *, lanes=1, pages=0, described=DESCRIBED):
@@ -141,7 +142,7 @@ def test_a_region_in_reserved_huge_pages_takes_no_other_memory():
 
 def test_fp32_weights_are_not_doubled_and_a_cache_is_no_larger_than_the_experts():
     small = DESCRIBED | {"dense_dtype": "f32", "experts": {"bytes": 1 << 20}}
-    assert fits(int((GIB + doctor_host.LANE_BYTES + (2 << 20)) / 0.9) + 1024, described=small).state == "ok"
+    assert fits(int((GIB + PROCESS_BYTES + (2 << 20)) / 0.9) + 1024, described=small).state == "ok"
 
 
 def test_a_pack_is_looked_at_in_a_process_of_its_own(monkeypatch):

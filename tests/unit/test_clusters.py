@@ -16,7 +16,7 @@ from coordinator.config import Address
 from coordinator.errors import BadAddress, RunDirError
 from coordinator.host.cluster import free_address
 from coordinator.host.clusters import clear_stale, running_clusters, the_cluster, who_listens
-from coordinator.host.rundir import RunDir, is_running, regions_path, run_path
+from coordinator.host.rundir import RunDir, is_running, read_cluster, regions_path, run_path
 
 
 @pytest.fixture(params=["runtime", "state"])
@@ -52,6 +52,12 @@ def dies(env, name):
         "d.write_cluster({'ready': True, 'http': '127.0.0.1:1'}); os.kill(os.getpid(), 9)"  # fmt: skip
     subprocess.run([sys.executable, "-c", code, name], env={"PATH": os.environ["PATH"], **env}, check=False)
     assert (run_path(name, env) / "cluster.json").exists()
+
+
+def test_a_cluster_that_was_killed_is_not_asked(env):
+    dies(env, "a")
+    with pytest.raises(RunDirError, match="'a' does not run here any more"):
+        read_cluster("a", env)
 
 
 def test_a_cluster_runs_while_its_supervisor_holds_the_lock(env, claim):

@@ -8,12 +8,16 @@ from coordinator.config import (
     CONTEXT_MAX,
     CONTEXT_MIN,
     DEFAULT_CPU_BUDGET,
+    PARK_AUTO,
+    PARK_MIN_BYTES,
     PREFILL_CHUNK_MAX,
     SIZE_MAX_BYTES,
     Address,
     check_pack,
+    check_park,
     choose_address,
     lane_budget,
+    parse_park,
     parse_size,
 )
 from coordinator.errors import BadAddress, BadOption, BadPack, RunDirError
@@ -106,6 +110,16 @@ def test_sizes(text, size):
 def test_sizes_that_are_none(text):
     with pytest.raises(BadOption):
         parse_size(text)
+
+
+def test_a_park_pool_that_would_hold_nothing_is_refused():
+    assert [parse_park(text) for text in ("auto", "0", "1MiB")] == [PARK_AUTO, 0, PARK_MIN_BYTES]
+    with pytest.raises(BadOption, match="at least 1MiB"):
+        parse_park(str(PARK_MIN_BYTES - 1))
+    for pool, disk in ((PARK_AUTO, 1), (PARK_MIN_BYTES, 1), (0, 0)):
+        check_park(pool, disk)
+    with pytest.raises(BadOption, match="--park-disk"):
+        check_park(0, 1)
 
 
 def test_what_is_no_pack(tmp_path):

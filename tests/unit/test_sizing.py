@@ -177,6 +177,13 @@ def test_what_does_not_fit_has_exit_code_1(pack, capsys):
     code, out = run(capsys, str(pack), "--ram", "1MiB", "--cores", "1", "--json")
     assert code == 1
     assert json.loads(out)["plans"][0]["fits"] is False
+    assert json.loads(run(capsys, str(pack), "--ram", "0", "--json")[1])["host"]["ram_bytes"] == 0  # not the default
+
+
+def test_a_gpu_without_room_for_a_row_is_told_no_rates_of_prompts(pack, capsys):
+    code, out = run(capsys, str(pack), "--device", "cuda", "--vram", "1MiB")
+    assert (code, "reading a long prompt" in out) == (1, False)
+    assert "reading a long prompt" in run(capsys, str(pack), "--device", "cuda", "--vram", "16GiB")[1]
 
 
 @pytest.mark.parametrize(
