@@ -30,7 +30,7 @@ import grpc
 
 from bench.checkpoint import PRESETS, write_checkpoint
 from bench.result import frame, write
-from bench.second_lane import running
+from bench.second_lane import StartFailed, running
 from bench.synthetic.__main__ import described
 from bench.synthetic.pack import Synthetic, made
 from bench.synthetic.shape import SHAPES
@@ -77,6 +77,8 @@ class Lane:
                 first_s = first_s or time.monotonic() - began_s
                 tokens += event.tokens.tokens
             elif event.HasField("finished"):
+                if event.finished.error_code:
+                    raise StartFailed(f"{event.finished.error_code}: {event.finished.error_message}")
                 return first_s, tokens, event.finished.usage
         raise RuntimeError("a stream without an end")
 

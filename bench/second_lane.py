@@ -33,6 +33,8 @@ LAYERS = 8
 PROMPT_TOKENS = 2048
 READY_LIMIT_S = 300.0
 LAST_WORDS = 8  # lines
+MOST_OF_A_LINE = 2000  # characters
+ENDS_WITHIN_S = 3.0
 CACHE = "16MiB"
 
 
@@ -69,6 +71,7 @@ class Child:
         self.pid = self._process.pid
         self._events: dict[str, dict[str, object]] = {}
         self._words: deque[str] = deque(maxlen=LAST_WORDS)  # what it wrote that is no event
+        self._last: deque[str] = deque(maxlen=LAST_WORDS)  # of all
         self._changed = threading.Condition()
         self._ended = False
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -78,6 +81,7 @@ class Child:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
+                self._last.append(line.rstrip()[:MOST_OF_A_LINE])
                 try:
                     event = json.loads(line)
                 except ValueError:
@@ -105,6 +109,16 @@ class Child:
             event = self._events.get(name, {})
         return {key: value for key, value in event.items() if key not in ("event", "lane", "level", "timestamp")}
 
+    def last_words(self) -> str:
+        """What became of it, and what it said last: for the error of who asked it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that has just failed is about to end
+            self._process.wait(ENDS_WITHIN_S)
+        if (code := self._process.poll()) is not None:
+            self._reader.join(ENDS_WITHIN_S)
+        end = "runs" if code is None else f"ended with {code}"
+        with self._changed:
+            return "\n  ".join([f"process {self.pid} {end}; it said last:", *self._last])
+
     def stop(self) -> None:
         """SIGTERM, then SIGKILL after 20 s."""
         self._process.terminate()
@@ -118,10 +132,13 @@ class Child:
 
 @contextlib.contextmanager
 def running(*arguments: str) -> Iterator[Child]:
-    """A child until the block ends."""
+    """A child until the block ends; an error of the block has what the child said last."""
     child = Child(*arguments)
     try:
         yield child
+    except Exception as error:
+        error.add_note(child.last_words())
+        raise
     finally:
         child.stop()
 
