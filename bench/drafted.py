@@ -132,10 +132,10 @@ def measured(stretch: Stretch, shares: Sequence[float], rounds: int, say: Say) -
 def _size(stretch: Stretch, rows: int) -> dict[str, float]:
     """Windows of so many rows, all of them right; now and then a round has fewer, which `rows` tells."""
     answer, _ = stretch.answer(rows - 1, 1.0, certain(), asks=False)
-    counted, windows = answer.decode, answer.decode.decode_windows
+    counted, windows = answer.experts, max(1, answer.experts.decode_windows)
     missed, hit = counted.expert_miss_bytes, counted.expert_hit_bytes
     # A window's tokens are drawn one right behind the other: the longest gaps are those of windows.
-    gaps_ns = sorted(answer.steps_ns, reverse=True)[:windows]
+    gaps_ns = sorted(answer.steps_ns, reverse=True)[: answer.decode.decode_windows]
     return {
         "rows": round(_tokens_per_pass(answer), 2),
         "window_ms": round(statistics.median(gaps_ns) / 1e6, 3),

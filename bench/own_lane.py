@@ -24,6 +24,8 @@ from lanes.outbox import Outbox, Token
 from lanes.request import Request
 from lanes.startup import Lane, assemble
 
+LATE_TOKENS = 4  # by when a prompt has been counted
+
 
 class AskFailed(RuntimeError):
     """A generation ended otherwise than by its length."""
@@ -33,8 +35,9 @@ class AskFailed(RuntimeError):
 class Answered:
     """The tokens, when each was drawn (CLOCK_MONOTONIC), and what was counted once the first one was drawn.
 
-    A GPU lane counts the experts of a prompt's last window while the window behind it runs: `experts` is what was
-    counted once the second token was drawn, none of the prompt's and all of the answer's but for a window or two.
+    A GPU lane counts the experts of a prompt's last window while a window behind it runs, and tells its counters later
+    still: `experts` is what was counted once the fourth token was drawn, none of the prompt's and all of the answer's
+    but for a few windows. On an H200 the second token was too early: a prompt of 64 tokens was in it.
     """
 
     ids: list[int]
@@ -54,7 +57,7 @@ class Answered:
 
 
 class _Outbox(Outbox):
-    """Remembers what was counted before the first two tokens; `put` is the engine's own thread."""
+    """Remembers what was counted before the first tokens; `put` is the engine's own thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
         super().__init__(loop, limits.OUTBOX_TOKENS)
@@ -62,7 +65,7 @@ class _Outbox(Outbox):
         self.before: list[Counters] = []
 
     def put(self, token: Token, stopped: Callable[[], bool], patience_s: float) -> bool:
-        if len(self.before) < 2:
+        if len(self.before) < LATE_TOKENS:
             self.before.append(self._engine.status().counters)
         return super().put(token, stopped, patience_s)
 
@@ -94,8 +97,8 @@ class OwnLane:
                     raise AskFailed(f"the answer ended by {event.reason}: {event.error_code} {event.error_message}")
                 else:
                     now = engine.status().counters
-                    first, second = (now.since(before) for before in (outbox.before * 2)[:2])
-                    return Answered(ids, stamps_ns, first, second)
+                    first, late = (now.since(before) for before in (outbox.before[0], outbox.before[-1]))
+                    return Answered(ids, stamps_ns, first, late)
 
 
 @contextlib.contextmanager

@@ -41,10 +41,11 @@ def test_a_result_has_what_the_contract_asks_for(tmp_path):
     assert max(stretch["tokens_per_pass"] for stretch in stretches) > 1
     assert "windows of 4: {" in done.stderr, "what was found is told at once"
     assert drafted["in_vram"]["by_rows"][0]["hit_rate"] == 1
-    assert drafted["forced"]["by_rows"][0]["hit_rate"] >= 0.75
+    # Counted are the last tokens, held are the hottest experts of all.
+    assert 0.65 < drafted["forced"]["by_rows"][0]["hit_rate"] < 1
     (without,) = result["other_budgets"]
     assert (without["hit_rate"], without["cache"]["replayed"]) == (0, None)
     assert [point["forced"] for point in result["forced"]] == [True, True]
     for point, rate in zip(result["forced"], (0.6, 1.0), strict=True):
         assert point["not_held"] == 0
-        assert rate <= point["hit_rate"] < rate + 0.02
+        assert abs(point["hit_rate"] - rate) < (0.05 if rate < 1 else 1e-9)
