@@ -19,6 +19,7 @@ from pathlib import Path
 from coordinator.errors import BadAddress, BadOption, BadPack
 from coordinator.host.lane_options import LaneOptions
 from coordinator.host.rundir import check_socket_path
+from coordinator.pack_facts import PackFacts
 from coordinator.pack_file import MANIFEST
 from coordinator.tls import Tls
 
@@ -114,6 +115,7 @@ class ServeConfig:
     tenants: Path | None = None  # the file of keys; it need not be there
     tls: Tls | None = None  # of both doors
     hosts: HostDoor | None = None  # where other hosts join
+    facts: PackFacts | None = None  # what a lane that is added is counted by
 
 
 def default_tenants(env: Mapping[str, str]) -> Path:

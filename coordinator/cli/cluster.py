@@ -142,7 +142,7 @@ def join(
     identity = (identity or default_identities(dict(os.environ)) / "host.pem").absolute()
     config = MemberConfig(
         options, cluster, lanes, head, gate, identity, cores_per_lane, drain_s, start_timeout_s,
-        park_bytes, park_disk_bytes, suffix,
+        park_bytes, park_disk_bytes, suffix, facts,
     )  # fmt: skip
     progress = Progress()
 

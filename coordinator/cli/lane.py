@@ -74,24 +74,25 @@ def add(host: str, cluster: str | None, as_json: bool) -> None:
 @_shared
 def remove(lane: str, cluster: str | None, as_json: bool) -> None:
     """Drain LANE, stop it and forget it."""
-    _run(cluster, as_json, lambda stub: stub.Remove(admin_pb2.LaneName(lane=lane)))
+    _run(cluster, as_json, lambda stub: stub.Remove(admin_pb2.LaneName(lane=lane)), end="removed")
 
 
 async def _one(reply: Any) -> AsyncIterator[Any]:
     yield await reply
 
 
-def _run(named: str | None, as_json: bool, call: Call) -> None:
+def _run(named: str | None, as_json: bool, call: Call, *, end: str = "") -> None:
+    """`end`: said of the lane at the end instead of its last state."""
     env = dict(os.environ)
     cluster = the_cluster(named, env)
     read_cluster(cluster, env)  # says in words when there is none
     socket = run_path(cluster, env) / "coordinator.sock"
-    last = asyncio.run(_follow(f"unix:{socket}", call))
+    last = asyncio.run(_follow(f"unix:{socket}", call, end))
     if as_json:
         print(json.dumps(last))
 
 
-async def _follow(target: str, call: Call) -> dict[str, Any]:
+async def _follow(target: str, call: Call, end: str) -> dict[str, Any]:
     last: dict[str, Any] = {}
     async with open_channel(target) as channel:
         try:
@@ -100,16 +101,18 @@ async def _follow(target: str, call: Call) -> dict[str, Any]:
                 if isinstance(message, admin_pb2.Progress):
                     told |= {"state": message.state, "doing": message.doing, "running": message.running}
                 if told != last:
-                    print(progress_line(told), file=sys.stderr, flush=True)
+                    print(progress_line(told, end), file=sys.stderr, flush=True)
                 last = told
         except grpc.aio.AioRpcError as error:
             raise refusal(error) from None
     return last
 
 
-def progress_line(told: dict[str, Any]) -> str:
+def progress_line(told: dict[str, Any], end: str = "") -> str:
     """`lane-0: draining, 2 answers running`, and the lane's name alone where it is all that is told."""
     doing, running = told.get("doing", ""), told.get("running", 0)
+    if end and doing == "done":
+        return f"{told['lane']}: {end}"
     parts = [told["state"]] if "state" in told else []
     if doing and doing not in ("done", told["state"]):
         parts.append(doing)

@@ -116,6 +116,9 @@ def command(
         raise click.UsageError(error.message) from None
     check_park(park_bytes, park_disk_bytes)
     options = collect(check_pack(pack), log_json=log_json, **lane)
+    facts = read_facts(options.pack)
+    facts.check_context(options.context_tokens)
+    check_room(facts, options, lanes, free_here())
     config = ServeConfig(
         lane=options,
         cluster=cluster,
@@ -134,10 +137,8 @@ def command(
         tenants=tenants,
         tls=tls,
         hosts=_host_door(join_at, identity),
+        facts=facts,
     )
-    facts = read_facts(options.pack)
-    facts.check_context(options.context_tokens)
-    check_room(facts, options, lanes, free_here())
     if warning := facts.cache_warning(options.vram_budget_bytes):
         print(f"warning: {warning}", file=sys.stderr)
     progress = Progress()

@@ -85,7 +85,13 @@ async def run_cluster(
         signals.listen()  # again: Ray has put a handler of its own there
         try:
             added = functools.partial(
-                plan_added, options=config.lane, allowed=allowed, run_dir=run_dir, env=env, park=config.park_bytes != 0
+                plan_added,
+                options=config.lane,
+                allowed=allowed,
+                run_dir=run_dir,
+                env=env,
+                park=config.park_bytes != 0,
+                facts=config.facts,
             )
             supervisor = Supervisor(plan_cluster(config, run_dir, cores, env), launcher, plan_lane=added)
             await _supervise(supervisor, config, cores, run_dir, signals, on_progress, on_ready)

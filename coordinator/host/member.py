@@ -37,7 +37,7 @@ from coordinator.host.startup import OnProgress, check_alive
 from coordinator.host.supervisor import Supervisor, serve_keepers
 from coordinator.host.topology import allowed_cores
 from coordinator.launchers.local import LocalLauncher
-from coordinator.pack_facts import read_fingerprint
+from coordinator.pack_facts import PackFacts, read_fingerprint
 from coordinator.tasks import first
 
 log = structlog.get_logger()
@@ -59,6 +59,7 @@ class MemberConfig:
     park_bytes: int = 0
     park_disk_bytes: int = 0
     suffix: str = ""  # of its name, where its certificate is other hosts', too
+    facts: PackFacts | None = None  # what a lane that is added is counted by
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,13 @@ async def run_member(
         clear_stale(env)
         config = replace(config, gate=choose_address(config.gate))
         added = functools.partial(
-            plan_added, options=config.lane, allowed=allowed, run_dir=run_dir, env=env, park=config.park_bytes != 0
+            plan_added,
+            options=config.lane,
+            allowed=allowed,
+            run_dir=run_dir,
+            env=env,
+            park=config.park_bytes != 0,
+            facts=config.facts,
         )
         processes = plan_host(config.lane, config.park_bytes, config.park_disk_bytes, run_dir, cores, env)
         supervisor = Supervisor(processes, LocalLauncher(), plan_lane=added)

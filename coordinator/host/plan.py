@@ -1,4 +1,4 @@
-"""Which processes a cluster has and with what command lines. Pure: paths and options in, plain data out.
+"""Which processes a cluster has and with what command lines. Pure but for `plan_added`, which asks for free memory.
 
 Not here: starting them (supervisor, launchers). Invariant: the environment of a process is this one's without what
 would make it see other modules, another cluster's Ray, or a GPU that it must not touch.
@@ -14,9 +14,11 @@ from coordinator.cores import Layout, layout
 from coordinator.errors import BadOption
 from coordinator.fleet.states import OWNER
 from coordinator.host.lane_options import LaneOptions
+from coordinator.host.room import check_one_more, free_here
 from coordinator.host.rundir import RunDir, regions_path
 from coordinator.host.supervisor import COORDINATOR, Managed
 from coordinator.launchers.base import ProcessSpec, module_argv
+from coordinator.pack_facts import PackFacts
 
 
 def plan_cluster(config: ServeConfig, run_dir: RunDir, cores: Layout, env: Mapping[str, str]) -> list[Managed]:
@@ -138,8 +140,14 @@ def plan_added(
     run_dir: RunDir,
     env: Mapping[str, str],
     park: bool,
+    facts: PackFacts | None = None,
 ) -> Managed:
-    """One lane more than there were: its part of all `allowed` cores; those of the others stay as they are."""
+    """One lane more than there were: its part of all `allowed` cores; those of the others stay as they are.
+
+    BadOption where the host's memory does not hold it; without `facts` nobody asks.
+    """
+    if facts is not None:
+        check_one_more(facts, options, free_here())
     cores = layout(allowed, number + 1, gpu=options.device == "cuda")
     return plan_lane(options, number, run_dir, cores.lanes[number], env, park=park)
 

@@ -70,10 +70,21 @@ def check_room(facts: PackFacts, options: LaneOptions, lanes: int, free: Free) -
     if free.bytes is None or needed <= free.bytes:
         return
     fitting = max(0, (free.bytes - region) // lane)
-    made_of = ", ".join(f"{name} {size(each)}" for name, each in parts.items() if each)
     beside = f" beside the region of {size(region)}" if region else ""
     remedy = f"{fitting} fit" if fitting else "none fits: a smaller --vram-budget, or a host with more memory"
     raise BadOption(
-        f"--lanes: {lanes} x {size(lane)} ({made_of}){beside} are {size(needed)} of memory, "
+        f"--lanes: {lanes} x {size(lane)} ({_made_of(parts)}){beside} are {size(needed)} of memory, "
         f"and {size(free.bytes)} are free; {remedy}"
     )
+
+
+def check_one_more(facts: PackFacts, options: LaneOptions, free: Free) -> None:
+    """BadOption where one more lane beside those that run needs more than is free."""
+    parts = lane_bytes(facts, options)
+    lane = sum(parts.values())
+    if free.bytes is not None and lane > free.bytes:
+        raise BadOption(f"one more lane takes {size(lane)} ({_made_of(parts)}), and {size(free.bytes)} are free")
+
+
+def _made_of(parts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size(each)}" for name, each in parts.items() if each)

@@ -12,7 +12,9 @@ from coordinator.cores import Layout
 from coordinator.errors import BadOption
 from coordinator.host.lane_options import LaneOptions
 from coordinator.host.plan import child_env, plan_added, plan_cluster
+from coordinator.host.room import Free
 from coordinator.host.rundir import RunDir
+from coordinator.pack_facts import PackFacts
 from lanes.config import parse as parse_lane
 from shared_experts.cli_own import own
 
@@ -101,6 +103,23 @@ def test_a_lane_that_is_added_gets_its_part_of_the_cores(run_dir):
     lane = parse_lane(arguments(added, "lanes"), {}, frozenset(range(6)))
     assert (lane.name, lane.cores) == ("lane-2", (4, 5))
     assert lane.park is not None
+
+
+def test_a_lane_that_the_memory_does_not_hold_is_not_added(run_dir, monkeypatch):
+    facts = PackFacts(None, None, 1, dense_fp32_bytes=1 << 30)
+    asked = {
+        "options": config().lane,
+        "allowed": range(6),
+        "run_dir": run_dir,
+        "env": ENV,
+        "park": True,
+        "facts": facts,
+    }
+    monkeypatch.setattr("coordinator.host.plan.free_here", lambda: Free(2 << 30))
+    assert plan_added(2, **asked).spec.name == "lane-2"
+    monkeypatch.setattr("coordinator.host.plan.free_here", lambda: Free(1 << 30))
+    with pytest.raises(BadOption, match="one more lane"):
+        plan_added(2, **asked)
 
 
 def test_the_coordinator_keeps_to_cores_that_no_lane_has(run_dir):

@@ -108,6 +108,12 @@ def test_progress_of_a_lane_in_words(told, said):
     assert progress_line({"lane": "lane-2"} | told) == said
 
 
+def test_a_lane_that_was_removed_is_called_that_and_not_by_its_last_state():
+    told = {"lane": "lane-2", "state": "draining", "running": 0}
+    assert progress_line(told | {"doing": "stopping"}, "removed") == "lane-2: draining, stopping"
+    assert progress_line(told | {"doing": "done"}, "removed") == "lane-2: removed"
+
+
 def test_help_loads_neither_torch_nor_ray():
     code = (
         "import sys; from coordinator.cli import main\ntry: main(['serve', '--help'])\nexcept SystemExit: "

@@ -8,7 +8,7 @@ from coordinator.cli import main
 from coordinator.errors import BadOption
 from coordinator.host import room
 from coordinator.host.lane_options import LaneOptions
-from coordinator.host.room import Free, check_room, lane_bytes
+from coordinator.host.room import Free, check_one_more, check_room, lane_bytes
 from coordinator.pack_facts import PackFacts
 from coordinator.sizing import PROCESS_BYTES
 from tests.fakes.processes import tiny_pack
@@ -28,6 +28,15 @@ def test_what_is_needed_to_the_byte():
         "--lanes: 3 x 1.592 GiB (process 350 MiB, dense weights in fp32 1 GiB, expert cache 256 MiB) beside the region "
         "of 4 GiB are 8.775 GiB of memory, and 8.775 GiB are free; 2 fit"
     )
+
+
+def test_a_lane_that_is_added_needs_its_own_room_alone():
+    check_one_more(FACTS, CPU, Free(LANE))
+    check_one_more(FACTS, CPU, Free(None))
+    with pytest.raises(
+        BadOption, match=r"one more lane takes 1\.592 GiB \(process 350 MiB, .*\), and 1\.592 GiB are free"
+    ):
+        check_one_more(FACTS, CPU, Free(LANE - 1))
 
 
 def test_not_even_one():
