@@ -35,7 +35,7 @@ from lanes.state.errors import SnapshotRefused
 from lanes.state.host import Arrival
 from lanes.state.sequence import SequenceState
 from shared_experts import park_digest, park_hand
-from shared_experts.errors import ParkRefused
+from shared_experts.errors import ParkError, ParkRefused
 from shared_experts.park_memory import ParkMemory
 
 MOST_THREADS = 12  # that take digests: one reads 4 to 5 GB/s of what a device has just written, a link brings 55
@@ -257,7 +257,14 @@ def _taken_by(threads: Executor, digests: list[_Digest]) -> list[_Digest]:
 
 
 def _names(parts: list[list[_Digest]]) -> list[bytes]:
-    return [park_digest.of_pieces([digest.result() for digest in pieces]) for pieces in parts]
+    """Whatever a thread failed at costs the parking, or a reading, and not the lane: nothing of its state was in it."""
+    try:
+        return [park_digest.of_pieces([digest.result() for digest in pieces]) for pieces in parts]
+    except ParkError:
+        raise
+    except Exception as error:
+        _log.exception("park_thread_failed")
+        raise ParkRefused(f"a digest failed: {error!r}") from error
 
 
 def _digest(memory: ParkMemory, runs: pages.Runs, arrival: Arrival) -> bytes:

@@ -366,6 +366,30 @@ def test_the_pool_is_taken_and_registered_before_it_is_needed(lane, monkeypatch)
     assert a.counters.parks == 1
 
 
+@pytest.mark.parametrize("work", ["_digest", "_by_hand"])
+def test_a_thread_that_fails_costs_the_parking_and_not_the_lane(lane, monkeypatch, work):
+    a, prompt = lane(), ids(100)
+    a.turn(prompt, [1], beside=False)
+
+    def broken(*given):
+        raise MemoryError("a thread's")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(carriers, work, broken)
+        a.settle()
+    assert a.counters.parks == 0
+    a.park._retry_s = -1e9
+    a.settle()
+    assert a.counters.parks == 1
+    b = lane()
+    with monkeypatch.context() as patched:
+        patched.setattr(carriers, "_digest", broken)
+        assert b.turn([*prompt, 1, 5], [6]) == 0, "it is read"
+    b.park._retry_s = -1e9
+    assert b.counters.restores_refused == 1
+    assert lane().turn([*prompt, 1, 5], [6]) == 101
+
+
 def test_memory_is_taken_by_one_thread_at_a_time_and_none_outlives_the_pool(lane, monkeypatch):
     a, gate, begun, ended = lane(), threading.Event(), [], []
 
