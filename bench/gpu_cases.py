@@ -144,7 +144,7 @@ class ExpertLayer:
 
     def down(self, layer: int) -> None:
         """To y, h being quantised first."""
-        experts.quantise_rows(self.h, self.between, self.layout.format.group)
+        experts.quantise_rows(self.h, self.between, self.layout.format.group, opens=True)
         experts.down(self.layout, self.records.tables[layer], self.jobs[layer], self.between, self.y)
 
     def both(self, layer: int) -> None:

@@ -149,7 +149,9 @@ def launch_experts(format: str, rows: int) -> None:
     if rows == 1:
         ahead = Ahead(torch.empty((1, 2), dtype=torch.int64), torch.empty(EXPERTS, dtype=torch.int8))
     experts.gate_up(layout, addresses, work, quantised, h, word, ahead)
-    experts.down(layout, addresses, work, rows_of(pairs, INNER), y, word)
+    between = rows_of(pairs, INNER)
+    experts.quantise_rows(h, between, layout.format.group, opens=True)
+    experts.down(layout, addresses, work, between, y, word)
     routed = route.Routed(
         torch.empty((rows, CHOSEN), dtype=torch.int32), torch.empty(rows, CHOSEN), work,
         torch.empty(pairs, dtype=torch.int32),

@@ -51,14 +51,15 @@ class Jobs:
     pairs: torch.Tensor
 
 
-def quantise_rows(x: torch.Tensor, rows: QuantisedRows, group: int) -> None:
-    """Fills `rows` from x fp32 [R, H]. One program for eight groups."""
+def quantise_rows(x: torch.Tensor, rows: QuantisedRows, group: int, *, opens: bool = False) -> None:
+    """Fills `rows` from x fp32 [R, H]. One program for eight groups. `opens`: between gate-up and down, which then
+    begins to read its records while gate-up still reads its own."""
     count, hidden = x.shape
     groups = hidden // group
     grid = (triton.cdiv(groups, 8), count)
     _quantise[grid](
-        x, rows.q, rows.scale, rows.correction, GROUPS=groups, G=group, num_warps=4, enable_fp_fusion=False,
-        **early.options(),
+        x, rows.q, rows.scale, rows.correction, GROUPS=groups, G=group, OPENS=opens, num_warps=4,
+        enable_fp_fusion=False, **early.options(),
     )  # fmt: skip
 
 
@@ -120,7 +121,9 @@ def _sizes(layout: RecordLayout, jobs: Jobs) -> tuple[int, int]:
 
 
 @triton.jit
-def _quantise(x, q, scale, correction, GROUPS: tl.constexpr, G: tl.constexpr, EARLY: tl.constexpr):
+def _quantise(x, q, scale, correction, GROUPS: tl.constexpr, G: tl.constexpr, OPENS: tl.constexpr, EARLY: tl.constexpr):
+    if OPENS:
+        early.open_next(EARLY)
     early.behind(EARLY)
     quantise_groups(x, q, scale, correction, tl.program_id(0), tl.program_id(1), GROUPS, G)
 

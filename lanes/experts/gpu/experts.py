@@ -285,7 +285,7 @@ class GpuExperts:
         if share is not None:  # before our own work: the CPU's runs beside it
             bell, answer = share.doorbell.ring(layer + 1), share.doorbell.answered(layer + 1)
         experts.gate_up(self._layout, addresses, work.jobs, work.x, work.h, bell, ahead)
-        experts.quantise_rows(work.h, work.quantised, self._layout.format.group)
+        experts.quantise_rows(work.h, work.quantised, self._layout.format.group, opens=True)
         experts.down(self._layout, addresses, work.jobs, work.quantised, work.y, answer)
         if share is not None:
             share.doorbell.wait(layer + 1)

@@ -110,7 +110,7 @@ class _Link:
         for n in range(layers):
             self._work.jobs.expert.copy_(self._jobs[n % len(self._jobs)])
             experts.gate_up(self._layout, self._table, self._work.jobs, self._work.x, self._work.h)
-            experts.quantise_rows(self._work.h, self._work.quantised, self._layout.format.group)
+            experts.quantise_rows(self._work.h, self._work.quantised, self._layout.format.group, opens=True)
             experts.down(self._layout, self._table, self._work.jobs, self._work.quantised, self._work.y)
         self._finish()
         return (time.perf_counter() - began_s) * 1e6 / layers / self._chosen
