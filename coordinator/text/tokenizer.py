@@ -83,6 +83,10 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises bare Exception
             raise BadTokenizer(f"{path}: {error}") from error
+        except BaseException as error:  # and its panics are none
+            if type(error).__name__ != "PanicException":
+                raise
+            raise BadTokenizer(f"{path}: {error}") from error
 
     def encode(self, text: str, *, at_most: int | None = None) -> list[int]:
         """The ids of plain text; nothing is added and nothing in it is special. `TooManyTokens` when over `at_most`."""

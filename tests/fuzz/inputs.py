@@ -76,7 +76,8 @@ def altered(draw: st.DrawFn, document: Any, values: st.SearchStrategy[Any]) -> A
                 case "value":
                     holder[key] = draw(values)
                 case "number" if type(holder[key]) is int:
-                    holder[key] += draw(st.sampled_from([-1, 1, 4096, 1 << 32]) | st.integers(-64, 64))
+                    moved = holder[key] + draw(st.sampled_from([-1, 1, 4096, 1 << 32]) | st.integers(-64, 64))
+                    holder[key] = min(max(moved, -(1 << 63)), (1 << 64) - 1)  # what msgpack can say
                 case "remove":
                     del holder[key]
                 case "add" if isinstance(holder, dict):

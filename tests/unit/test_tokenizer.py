@@ -181,3 +181,16 @@ def test_a_panic_of_the_library_is_an_error_as_any_other(tmp_path: Path) -> None
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     with pytest.raises(BadTokenizer, match="panicked"):
         Tokenizer.load(tmp_path)
+
+
+def test_a_panic_of_the_library_is_a_bad_file(tmp_path, monkeypatch):
+    class PanicException(BaseException):
+        """As of a library in Rust: no Exception."""
+
+    def panics(text):
+        raise PanicException("range end index 18446744073709551615 out of range")
+
+    (tmp_path / "tokenizer.json").write_bytes((tokenizer_dir() / "tokenizer.json").read_bytes())
+    monkeypatch.setattr("coordinator.text.tokenizer.Library", type("Library", (), {"from_str": staticmethod(panics)}))
+    with pytest.raises(BadTokenizer, match=r"tokenizer\.json: range end"):
+        Tokenizer.load(tmp_path)
