@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from coordinator.config import Address, ServeConfig, choose_address
 from coordinator.cores import Layout, layout
 from coordinator.errors import BadAddress, Interrupted, RunDirError
 from coordinator.host.clusters import clear_stale, who_listens
-from coordinator.host.plan import plan_added, plan_cluster
+from coordinator.host.plan import lane_adder, plan_cluster
 from coordinator.host.rundir import RunDir
 from coordinator.host.signals import Signals
 from coordinator.host.startup import OnProgress, Ready, wait_ready
@@ -84,15 +83,7 @@ async def run_cluster(
         launcher = open_launcher(config.launcher, run_dir)
         signals.listen()  # again: Ray has put a handler of its own there
         try:
-            added = functools.partial(
-                plan_added,
-                options=config.lane,
-                allowed=allowed,
-                run_dir=run_dir,
-                env=env,
-                park=config.park_bytes != 0,
-                facts=config.facts,
-            )
+            added = lane_adder(config.lane, config.park_bytes, config.facts, allowed, run_dir, env)
             supervisor = Supervisor(plan_cluster(config, run_dir, cores, env), launcher, plan_lane=added)
             await _supervise(supervisor, config, cores, run_dir, signals, on_progress, on_ready)
         finally:

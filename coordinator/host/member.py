@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +29,7 @@ from coordinator.host.gate import Gate
 from coordinator.host.identity import Identity
 from coordinator.host.joiner import Joined, Joiner
 from coordinator.host.lane_options import LaneOptions
-from coordinator.host.plan import plan_added, plan_host
+from coordinator.host.plan import lane_adder, plan_host
 from coordinator.host.rundir import RunDir
 from coordinator.host.signals import Signals
 from coordinator.host.startup import OnProgress, check_alive
@@ -103,15 +102,7 @@ async def run_member(
         ends.callback(run_dir.release)
         clear_stale(env)
         config = replace(config, gate=choose_address(config.gate))
-        added = functools.partial(
-            plan_added,
-            options=config.lane,
-            allowed=allowed,
-            run_dir=run_dir,
-            env=env,
-            park=config.park_bytes != 0,
-            facts=config.facts,
-        )
+        added = lane_adder(config.lane, config.park_bytes, config.facts, allowed, run_dir, env)
         processes = plan_host(config.lane, config.park_bytes, config.park_disk_bytes, run_dir, cores, env)
         supervisor = Supervisor(processes, LocalLauncher(), plan_lane=added)
         ends.push_async_callback(supervisor.close)

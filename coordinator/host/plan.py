@@ -6,7 +6,8 @@ would make it see other modules, another cluster's Ray, or a GPU that it must no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from coordinator.config import AUTO, PARK_AUTO, ServeConfig
@@ -150,6 +151,16 @@ def plan_added(
         check_one_more(facts, options, free_here())
     cores = layout(allowed, number + 1, gpu=options.device == "cuda")
     return plan_lane(options, number, run_dir, cores.lanes[number], env, park=park)
+
+
+def lane_adder(
+    options: LaneOptions, park_bytes: int | None, facts: PackFacts | None, allowed: Sequence[int], run_dir: RunDir,
+    env: Mapping[str, str],
+) -> Callable[[int], Managed]:  # fmt: skip
+    """`plan_added` by number alone: what a supervisor plans lanes with."""
+    return functools.partial(
+        plan_added, options=options, allowed=allowed, run_dir=run_dir, env=env, park=park_bytes != 0, facts=facts
+    )
 
 
 def child_env(env: Mapping[str, str], *, gpu: bool) -> dict[str, str]:
