@@ -33,6 +33,11 @@ def _byte_of_character() -> dict[str, int]:
 _BYTE_OF_CHARACTER = _byte_of_character()
 
 
+def _panicked(error: BaseException) -> bool:
+    """Whether the library did, which is written in Rust: a panic is no Exception, and nobody above would expect it."""
+    return type(error).__name__ == "PanicException"
+
+
 class TooManyTokens(Exception):
     """A text has more tokens than the caller has room for."""
 
@@ -84,7 +89,7 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise BadTokenizer(f"{path}: {error}") from error
         except BaseException as error:  # and its panics are none
-            if type(error).__name__ != "PanicException":
+            if not _panicked(error):
                 raise
             raise BadTokenizer(f"{path}: {error}") from error
 
@@ -97,7 +102,7 @@ class Tokenizer:
         except Exception:
             raise
         except BaseException as error:  # a panic of the library is no Exception: nobody above would answer the client
-            if type(error).__name__ != "PanicException":
+            if not _panicked(error):
                 raise
             raise RuntimeError("the tokenizer library panicked") from None
         if at_most is not None and len(encoding) > at_most:
