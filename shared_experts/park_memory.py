@@ -91,8 +91,8 @@ class ParkMemory:
         if segments and not 0 <= min(segments) <= max(segments) < self.segments:
             raise ParkRefused("a segment outside the pool")
         found: list[tuple[int, int]] = []
-        if segments == tuple(range(segments[0], segments[0] + len(segments)) if segments else ()):  # side by side: most
-            begin = segments[0] * self.segment_bytes if segments else 0
+        if segments and segments == tuple(range(segments[0], segments[0] + len(segments))):  # side by side: most
+            begin = segments[0] * self.segment_bytes
             end = begin + size_bytes
             while begin < end:
                 border = (begin // border_bytes + 1) * border_bytes if border_bytes else end
