@@ -17,7 +17,6 @@ from bench.gpu_lane_rig import CONTEXT, cpu_lane, gpu_lane, small_pack, wide_til
 from bench.near_tie import apart
 from lanes import limits
 from lanes.experts.gpu.pace import LayerPace
-from lanes.kernels import experts, mixing, products
 from lanes.models.errors import WindowError
 from lanes.models.load import dense_bytes
 from lanes.models.qwen4_exp.gpu import window
@@ -27,13 +26,10 @@ from lanes.startup_cuda import divide
 from lanes.tolerance import BF16, Tolerance
 from lanes.window import Window
 from shared_experts.pack import Pack
+from tests.fakes.large_tiles import widened
 
 PROMPT = 50  # tokens: more blocks than are read
 DEMO = Path(__file__).parents[2] / "deploy/demo_model/pack"
-TILES = [
-    (experts, "GATE_TILE"), (experts, "DOWN_TILE"), (products, "PROGRAMS"), (mixing, "LOWER_ROWS"),
-    (mixing, "LIFT_ROWS"),
-]  # fmt: skip
 
 pytestmark = [
     pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu"),
@@ -49,9 +45,7 @@ def pack(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def large_tiles(monkeypatch, pack):
-    for module, name in TILES:
-        monkeypatch.setattr(module, name, getattr(module, name))  # as they were, afterwards
-    wide_tiles(pack.manifest.experts.layout)
+    widened(monkeypatch, pack.manifest.experts.layout)
 
 
 def ground(pack, rest: int, prompt: int = PROMPT) -> Ground:

@@ -12,9 +12,9 @@ import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from bench.gpu_lane_rig import gpu_lane, small_pack, wide_tiles
-from lanes.kernels import experts, mixing, products
+from bench.gpu_lane_rig import gpu_lane, small_pack
 from lanes.models.qwen4_exp.gpu import activations
+from tests.fakes.large_tiles import widened
 
 pytestmark = [
     pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu"),
@@ -30,10 +30,7 @@ def pack(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def large_tiles(monkeypatch, pack):
-    tiles = (experts, "GATE_TILE"), (experts, "DOWN_TILE"), (products, "PROGRAMS")
-    for module, name in (*tiles, (mixing, "LOWER_ROWS"), (mixing, "LIFT_ROWS")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # as they were, afterwards
-    wide_tiles(pack.manifest.experts.layout)
+    widened(monkeypatch, pack.manifest.experts.layout)
 
 
 class Allocations(TorchDispatchMode):
