@@ -1,5 +1,7 @@
 """Windows of many rows on a GPU lane's experts, in Triton's interpreter: bits, the ring's copies, slots given back."""
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from lanes import limits
 from lanes.counters import Counters
+from lanes.experts.gpu import slots
 from lanes.experts.gpu.slots import runs
 from lanes.experts.policy import Touched
 from lanes.experts.store import Interrupted
@@ -206,3 +209,34 @@ def test_neighbours_are_copied_in_one_call(copies):
     assert [(s + n, h + 100 * n) for s, h, count in calls for n in range(count)] == [(s, 100 * r) for s, r in copies]
     ends = [(slot + count, home + 100 * count) for slot, home, count in calls]
     assert all(end != call[:2] for end, call in zip(ends, calls[1:], strict=False)), "nothing more to join"
+
+
+def test_no_copy_goes_over_the_end_of_a_piece_of_memory(monkeypatch):
+    class Stub:
+        cuda_stream = 0
+
+        def __init__(self, *_, **__):
+            pass
+
+        def wait_event(self, event):
+            pass
+
+        def record(self, stream):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stub)
+    monkeypatch.setattr(torch.cuda, "Event", Stub)
+    monkeypatch.setattr(slots, "PIECE_SLOTS", 4)
+    sizes = []
+
+    def copy(to, source, size_bytes, stream):
+        sizes.append(size_bytes // 512)
+        ctypes.memmove(to, source, size_bytes)
+
+    monkeypatch.setattr(slots.driver, "copy", copy)
+    source = torch.randint(0, 256, (15, 512), dtype=torch.uint8)
+    made = slots.DeviceSlots(15, 512, torch.device("cpu"), spare=10)
+    made.copy([(slot, source.data_ptr() + 512 * slot) for slot in range(15)], Stub())
+    assert sizes == [5, 4, 4, 2]
+    for slot in range(15):
+        assert ctypes.string_at(made.address(slot), 512) == bytes(source[slot].tolist())

@@ -6,7 +6,7 @@ have been enqueued on the current stream before `copy` is called, or before the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,10 @@ class DeviceSlots:
         piece, rest = divmod(slot - self._fixed, PIECE_SLOTS)
         return self._pieces[piece].data_ptr() + rest * self._record_bytes
 
+    def _together(self, slot: int) -> bool:
+        """Whether its memory and that of the slot before it are one: no copy goes over the end of a tensor's."""
+        return slot < self._fixed or (slot - self._fixed) % PIECE_SLOTS != 0
+
     def give(self) -> None:
         """To torch's allocator, and from there to whoever asks the driver."""
         # The allocator knows nothing of the copies and kernels that use a piece on other streams.
@@ -114,7 +118,7 @@ class DeviceSlots:
         self._stream.wait_event(mark)
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         began.record(self._stream)
-        for slot, home, count in runs(copies, self._record_bytes):
+        for slot, home, count in runs(copies, self._record_bytes, self._together):
             driver.copy(self.address(slot), home, count * self._record_bytes, self._stream.cuda_stream)
         ended.record(self._stream)
         return DeviceArrival(self._device, began, ended)
@@ -126,13 +130,18 @@ class DeviceSlots:
         return self._tables[-1].numpy().view(dtype).reshape(shape)
 
 
-def runs(copies: Sequence[tuple[int, int]], record_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """(slot, home, records) of neighbours on both sides, in order: one call of the driver instead of one a record."""
+def runs(
+    copies: Sequence[tuple[int, int]], record_bytes: int, together: Callable[[int], bool] = lambda slot: True
+) -> Iterator[tuple[int, int, int]]:
+    """(slot, home, records) of neighbours on both sides, in order: one call of the driver instead of one a record.
+    `together(slot)`: it follows the slot before it in memory, too."""
     at = 0
     while at < len(copies):
         slot, home = copies[at]
         count = 1
         while at + count < len(copies) and copies[at + count] == (slot + count, home + count * record_bytes):
+            if not together(slot + count):
+                break
             count += 1
         yield slot, home, count
         at += count
