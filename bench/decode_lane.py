@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from bench import ceilings, drafted
 from bench.cache_policy import SWAPS, profile, recorded, run
 from bench.forced import Held, hottest
@@ -211,8 +213,11 @@ def with_drafts(job: Job) -> Figures:
         uses = measure.uses(keys, pairs)
         uses[number(job, "decoder_pairs") :] = 0  # the draft layer's experts are pinned
         found: Figures = {}
-        for name, rate in (("forced", forced), ("in_vram", 1.0)):
-            held.want(hottest(uses, rate))
+        # Wrong drafts use what the stretch does not: in VRAM is everything that there is room for.
+        room = lane.lane.engine.status().counters.cache_budget_bytes // number(job, "record_bytes")
+        whole = np.arange(number(job, "decoder_pairs")) if room >= pairs else hottest(uses, 1.0)
+        for name, rate, wanted in (("forced", forced, hottest(uses, forced)), ("in_vram", 1.0, whole)):
+            held.want(wanted)
             settle(lane, held, order.stretch(start, prompt), tokens)
             say(name, {"rate": rate, "held": int(held.wanted.sum()), "not_held": held.missing})
             at_rate = drafted.measured(stretch, shares if name == "forced" else shares[:1], rounds, say)
