@@ -5,8 +5,9 @@ sockets; each goes through a closed loop of answers along the model's walk, no d
 told: the region's pages over all processes and, with --read, how fast prompts of that length are read alone and by both
 at once. Not here: a coordinator and doors (`expressway bench` drives those).
 
-    python -m bench.two_lanes --device cuda --vram-budget 16GiB --cores 0-15 --cores 16-31
+    python -m bench.two_lanes --device cuda --vram-budget 16GiB
 
+Lanes have the cores that `serve` would give them, and this process, which asks, keeps to those that are left.
 Invariant: an answer that is not the walk is an error, not a figure.
 """
 
@@ -20,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,20 @@ from bench.synthetic.__main__ import described
 from bench.synthetic.pack import SEED, Synthetic, made
 from bench.synthetic.shape import SHAPES
 from bench.synthetic.walk import Walk
+from coordinator.cores import layout, ranges
 from laneproto.v1 import lane_pb2, lane_pb2_grpc
+from lanes.config import parse_cores
 from shared_experts.owner import run_directory
 
 PROMPT_TOKENS = 64
 ANSWER_LIMIT_S = 600.0
 SAID = ("vram_budget", "expert_share", "prefill_chunk", "prompt_reading")  # events of a lane's log
+SPLIT = (
+    "bias",
+    "link_us",
+    "cpu_us",
+    "cpu_start_us",
+)  # of what a lane says while it writes: it follows what it measures
 
 Figures = dict[str, Any]
 
@@ -88,14 +97,30 @@ class Writer:
 
 def options(chosen: argparse.Namespace, synthetic: Synthetic, run: Path, number: int) -> list[str]:
     """Of lane `number`."""
-    cores = chosen.cores[number : number + 1]
     return [
         "lanes", "--owner", str(run / "owner.sock"), "--pack", str(synthetic.folder), "--name", f"lane-{number}",
         "--listen", f"unix:{run}/lane-{number}.sock", "--device", chosen.device, "--drafts", "0", "--vram-budget",
         chosen.vram_budget, "--context", str(max(PROMPT_TOKENS + chosen.tokens, chosen.read) + 8),
         *(("--prefill-chunk", str(chosen.prefill_chunk)) if chosen.prefill_chunk else ()),
-        *(("--cores", *cores) if cores else ()),
+        *(("--cores", chosen.cores[number]) if chosen.cores else ()),
     ]  # fmt: skip
+
+
+def divide(chosen: argparse.Namespace, allowed: Sequence[int]) -> None:
+    """Settles which cores lanes have."""
+    if not chosen.cores and chosen.device == "cuda":
+        chosen.cores = [ranges(own) for own in layout(allowed, 2, gpu=True).lanes]
+
+
+def keep_off(lanes_cores: Sequence[str], allowed: Sequence[int]) -> str:
+    """This process keeps to cores that no lane has, where there are any; which, told."""
+    left = set(allowed).difference(*(parse_cores(own, frozenset(allowed)) for own in lanes_cores))
+    if not lanes_cores or not left:
+        return "any"
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(thread, left)
+    return ranges(left)
 
 
 def started(chosen: argparse.Namespace, synthetic: Synthetic, run: Path, stack: ExitStack) -> list[Child]:
@@ -159,10 +184,17 @@ def told(lanes: dict[str, list[Stream]], rules: Rules) -> Figures:
     }  # fmt: skip
 
 
+def split(lane: Child) -> Figures:
+    """What the lane last found an expert to take by link and by CPU, in us, as it writes."""
+    said = lane.said("expert_split")
+    return {name: said.get(name) for name in SPLIT}
+
+
 def measured(synthetic: Synthetic, run: Path, chosen: argparse.Namespace) -> Figures:
     """Every figure of the result."""
     with synthetic.lend(run / "owner.sock"), ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         lanes = started(chosen, synthetic, run, stack)
+        asker = keep_off(chosen.cores, sorted(os.sched_getaffinity(0)))  # lanes have been started with all
         sockets = [run / f"lane-{number}.sock" for number in range(2)]
         half = len(synthetic.walk.order) // 2
         writers = [Writer(synthetic, run / f"lane-{number}.sock", number * half, chosen.tokens) for number in range(2)]
@@ -177,10 +209,11 @@ def measured(synthetic: Synthetic, run: Path, chosen: argparse.Namespace) -> Fig
         alone = []
         for number, writer in enumerate(writers):
             streams = {f"lane-{number}": writer.loop(time.monotonic() + chosen.alone_s)}
-            alone.append(told(streams, Rules(min_window_s=chosen.alone_s / 2)))
+            alone.append({**told(streams, Rules(min_window_s=chosen.alone_s / 2)), "split": [split(lanes[number])]})
         for writer in writers:
             writer.hits = writer.misses = 0
-        together = told(both(chosen.seconds), Rules(min_window_s=0.9 * chosen.seconds))
+        found = told(both(chosen.seconds), Rules(min_window_s=0.9 * chosen.seconds))
+        together = {**found, "split": [split(lane) for lane in lanes]}
         memory = region_memory(os.getpid(), [lane.pid for lane in lanes])
         said = [{name: lane.said(name) for name in SAID} for lane in lanes]
     rates = [one["tokens_per_s"] for one in alone]
@@ -188,7 +221,7 @@ def measured(synthetic: Synthetic, run: Path, chosen: argparse.Namespace) -> Fig
         "aggregate_tokens_per_s": together["tokens_per_s"],
         "over_one_lane": round(together["tokens_per_s"] / (sum(rates) / 2), 3),
         "efficiency": round(together["tokens_per_s"] / sum(rates), 3),
-        "together": together, "alone": alone,
+        "cores_of_who_asks": asker, "together": together, "alone": alone,
         "hit_rates_together": [round(w.hits / max(1, w.hits + w.misses), 4) for w in writers],
         "region": {
             "bytes": memory.region_bytes, "pss_bytes_over_all_processes": memory.mapping_pss_bytes_sum,
@@ -206,7 +239,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--scale", choices=tuple(SHAPES), default="true")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--vram-budget", default="16GiB", metavar="BYTES", help="of each lane (default: %(default)s)")
-    add("--cores", action="append", default=[], metavar="LIST", help="of lane 0, then of lane 1 (default: all)")
+    add(
+        "--cores",
+        action="append",
+        default=[],
+        metavar="LIST",
+        help="of lane 0, then of lane 1 (default: as `serve` deals them)",
+    )
     add("--tokens", type=int, default=1024, help="of an answer (default: %(default)s)")
     add("--prefill-chunk", type=int, metavar="ROWS", help="of the lanes (default: their own)")
     add("--read", type=int, default=0, metavar="TOKENS", help="also read prompts of this length (default: none)")
@@ -219,13 +258,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with made(folder / "pack", SHAPES[chosen.scale], seed=SEED, threads=chosen.threads) as synthetic:
+            divide(chosen, sorted(os.sched_getaffinity(0)))
             found = measured(synthetic, run_directory(folder / "run"), chosen)
             result = frame(
                 "bench.two_lanes",
                 argv,
                 pack=described(synthetic),
                 conditions={
-                    "device": chosen.device, "vram_budget": chosen.vram_budget, "cores": chosen.cores, "drafts": 0,
+                    "device": chosen.device, "vram_budget": chosen.vram_budget, "cores": chosen.cores,
+                    "drafts": 0,
                     "conversations_per_lane": 1, "rules": asdict(Rules(min_window_s=0.9 * chosen.seconds)),
                 },
                 packages=("numpy", "torch", "grpcio"),
