@@ -1,6 +1,7 @@
 """Windows of many rows on a GPU lane's experts, in Triton's interpreter: bits, the ring's copies, slots given back."""
 
 import ctypes
+import weakref
 
 import numpy as np
 import pytest
@@ -211,21 +212,27 @@ def test_neighbours_are_copied_in_one_call(copies):
     assert all(end != call[:2] for end, call in zip(ends, calls[1:], strict=False)), "nothing more to join"
 
 
-def test_no_copy_goes_over_the_end_of_a_piece_of_memory(monkeypatch):
-    class Stub:
-        cuda_stream = 0
+class Stub:
+    """Of a stream, or of an event."""
 
-        def __init__(self, *_, **__):
-            pass
+    cuda_stream = 0
 
-        def wait_event(self, event):
-            pass
+    def __init__(self, *_, **__):
+        pass
 
-        def record(self, stream):
-            pass
+    def wait_event(self, event):
+        pass
 
+    def record(self, stream):
+        pass
+
+
+@pytest.fixture
+def copied(monkeypatch):
+    """How many records each call of the driver copies; pieces are of 4."""
     monkeypatch.setattr(torch.cuda, "Stream", Stub)
     monkeypatch.setattr(torch.cuda, "Event", Stub)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(slots, "PIECE_SLOTS", 4)
     sizes = []
 
@@ -234,9 +241,37 @@ def test_no_copy_goes_over_the_end_of_a_piece_of_memory(monkeypatch):
         ctypes.memmove(to, source, size_bytes)
 
     monkeypatch.setattr(slots.driver, "copy", copy)
+    return sizes
+
+
+def test_no_copy_goes_over_the_end_of_a_piece_of_memory(copied):
     source = torch.randint(0, 256, (15, 512), dtype=torch.uint8)
     made = slots.DeviceSlots(15, 512, torch.device("cpu"), spare=10)
     made.copy([(slot, source.data_ptr() + 512 * slot) for slot in range(15)], Stub())
-    assert sizes == [5, 4, 4, 2]
+    assert copied == [5, 4, 4, 2]
     for slot in range(15):
         assert ctypes.string_at(made.address(slot), 512) == bytes(source[slot].tolist())
+
+
+def test_nor_over_the_end_of_the_piece_that_records_come_from(copied, monkeypatch):
+    made = slots.DeviceSlots(20, 512, torch.device("cpu"), spare=8)
+    both = torch.randint(0, 256, (8, 512), dtype=torch.uint8)  # two allocations may lie side by side
+    monkeypatch.setattr(made, "_pieces", [both[:4].flatten(), both[4:].flatten()])
+    made.copy([(slot, made.address(12 + slot)) for slot in range(8)], Stub())
+    assert copied == [4, 4]
+    assert ctypes.string_at(made.address(0), 8 * 512) == bytes(both.flatten().tolist())
+
+
+def test_given_pieces_are_nobodys_and_share_a_segment_with_nobody(copied, monkeypatch):
+    record_bytes, emptied = 3 << 20, []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(made._pieces) if made else None))
+    made = None
+    made = slots.DeviceSlots(7, record_bytes + 512, torch.device("cpu"), spare=5)
+    assert emptied == [None], "nothing that was left behind becomes a piece"
+    (whole, rest), sizes = map(weakref.ref, made._pieces), [piece.nbytes for piece in made._pieces]
+    assert sizes == [14 << 20, record_bytes + 512], "whole segments, where a piece has its own"
+    made.give()
+    assert emptied == [None, 0], "once nothing refers to them"
+    assert whole() is rest() is None
+    assert made.take() == 5
+    assert emptied == [None, 0, 0]

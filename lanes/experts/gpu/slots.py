@@ -16,9 +16,13 @@ import torch
 from lanes import limits
 from lanes.experts.gpu import driver
 from lanes.experts.slots import Mark, Took
+from shared_experts.layout import align
 
 _log = structlog.get_logger(__name__)
 PIECE_SLOTS = 64
+# From so many bytes on torch's allocator asks the driver for a segment of their own, in wholes of the second number. It
+# goes back to the driver only once nothing lies in it: what is left at a piece's end must be nobody else's.
+_OWN_SEGMENT_BYTES, _SEGMENT_BYTES = 10 << 20, 2 << 20
 
 
 class DeviceArrival:
@@ -61,6 +65,7 @@ class DeviceSlots:
         """Raises torch.OutOfMemoryError where there is no room."""
         self._record_bytes, self._device, self.spare = record_bytes, device, spare
         self._fixed = max(1, slots) - spare
+        torch.cuda.empty_cache()  # else both may lie in one segment that somebody has left behind
         self._memory = self._room(self._fixed)
         self._pieces: list[torch.Tensor] = []  # PIECE_SLOTS each, the last one what is left
         self._stream = torch.cuda.Stream(device)
@@ -74,7 +79,10 @@ class DeviceSlots:
         return min(self.spare, len(self._pieces) * PIECE_SLOTS)
 
     def _room(self, slots: int) -> torch.Tensor:
-        return torch.empty(slots * self._record_bytes, dtype=torch.uint8, device=self._device)
+        size_bytes = slots * self._record_bytes
+        if size_bytes >= _OWN_SEGMENT_BYTES:
+            size_bytes = align(size_bytes, _SEGMENT_BYTES)
+        return torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
 
     def address(self, slot: int) -> int:
         """On the device."""
@@ -83,9 +91,11 @@ class DeviceSlots:
         piece, rest = divmod(slot - self._fixed, PIECE_SLOTS)
         return self._pieces[piece].data_ptr() + rest * self._record_bytes
 
-    def _together(self, slot: int) -> bool:
-        """Whether its memory and that of the slot before it are one: no copy goes over the end of a tensor's."""
-        return slot < self._fixed or (slot - self._fixed) % PIECE_SLOTS != 0
+    def _together(self, slot: int, home: int) -> bool:
+        """Whether the memory of either is one with that of what is before it: no copy goes over the end of a tensor's.
+        A record may come from a spare slot, and pieces may lie side by side."""
+        begins = slot >= self._fixed and (slot - self._fixed) % PIECE_SLOTS == 0
+        return not begins and all(home != piece.data_ptr() for piece in self._pieces)
 
     def give(self) -> None:
         """To torch's allocator, and from there to whoever asks the driver."""
@@ -131,16 +141,17 @@ class DeviceSlots:
 
 
 def runs(
-    copies: Sequence[tuple[int, int]], record_bytes: int, together: Callable[[int], bool] = lambda slot: True
-) -> Iterator[tuple[int, int, int]]:
+    copies: Sequence[tuple[int, int]], record_bytes: int,
+    together: Callable[[int, int], bool] = lambda slot, home: True,
+) -> Iterator[tuple[int, int, int]]:  # fmt: skip
     """(slot, home, records) of neighbours on both sides, in order: one call of the driver instead of one a record.
-    `together(slot)`: it follows the slot before it in memory, too."""
+    `together(slot, home)`: either's memory is one with that of what is before it."""
     at = 0
     while at < len(copies):
         slot, home = copies[at]
         count = 1
         while at + count < len(copies) and copies[at + count] == (slot + count, home + count * record_bytes):
-            if not together(slot + count):
+            if not together(*copies[at + count]):
                 break
             count += 1
         yield slot, home, count
