@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.frozen import Frozen
+from bench.frozen import Frozen, threads
 from bench.gpu_lane_rig import Lane, cpu_lane, gpu_lane
 from lanes.device.pin import PinnedRegion
 from lanes.errors import HandshakeLost
@@ -283,12 +283,13 @@ def region(ground: Ground) -> str:
 
 def lost_thread(ground: Ground) -> str:
     """The CPU share's thread stands still within a window: an error in time, no hang."""
+    others = threads()
     lane = ground.lane(shared=True)
     assert lane.share is not None
     lane.share.split(lane.share.most)
     slot = lane.begin(ground.ids[: ground.prompt])
     lane.windows(ground.rest[:1], slot, [1])
-    frozen, began = Frozen(), time.monotonic()
+    frozen, began = Frozen(others), time.monotonic()
     try:
         lane.windows(ground.rest[1:2], slot, [1])
     except HandshakeLost as error:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.frozen import Frozen
+from bench.frozen import Frozen, threads
 from lanes.errors import HandshakeLost
 from lanes.experts.gpu import probe
 from lanes.experts.gpu.doorbell import KernelWords, StreamWords
@@ -20,18 +20,28 @@ MOST = np.arange(41, dtype=np.int32)
 
 @pytest.fixture
 def rig():
-    made = []
+    made, before = [], threads()
 
     def make(counts, doorbell=KernelWords, slots=24, **options):
         rig = Rig("cuda", slots, **SIZES)
-        made.append(share := rig.share(counts, **options))
-        share.doorbell = doorbell(*share.words)
+        opened = rig.share
+
+        def share(*arguments, **options):
+            made.append(opened(*arguments, **options))
+            return made[-1]
+
+        rig.share = share  # what a test opens is closed, too
+        rig.share(counts, **options).doorbell = doorbell(*made[-1].words)
         return rig
 
     yield make
     for share in made:
         share.close()
     torch.cuda.synchronize()
+    until_s = time.monotonic() + 10  # a thread is seen for a moment after its end
+    while threads() - before and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert not threads() - before, "a share is open"
 
 
 @pytest.mark.parametrize("doorbell", [KernelWords, StreamWords])
@@ -46,20 +56,39 @@ def test_captured_windows_are_equal_to_the_bit(rig, doorbell, counts):
     assert r.counters.expert_misses > 0
 
 
-def test_the_start_takes_stream_words_or_says_why(rig):
+def test_the_start_takes_kernels_words_or_says_why(rig):
     r, refused = rig(MOST), []
     r.experts.share.close()
     share = probe.attach(r.experts, r.share, lambda name, why: refused.append((name, why)))
-    assert share.doorbell.name == "stream" or refused[0][0] == "stream"
+    tried = [name for name, _ in refused] + [share.doorbell.name]
+    assert tried == [kind.name for kind in probe.KINDS][: len(tried)]
+    assert tried[0] == "kernel", "ADR 0058: it was faster"
+
+
+def test_the_start_takes_stream_words_where_kernels_words_are_wrong(rig, monkeypatch):
+    class Hasty(KernelWords):
+        name = "hasty"
+
+        def answered(self, number):
+            return None
+
+    monkeypatch.setattr(probe, "KINDS", (Hasty, StreamWords))
+    r, refused = rig(MOST), []
+    r.experts.share.close()
+    share = probe.attach(r.experts, r.share, lambda name, why: refused.append(name))
+    assert (refused, share.doorbell.name) == (["hasty"], "stream")
+    with Captured(r, 1) as window:
+        window.check(0)
 
 
 @pytest.mark.parametrize("doorbell", [KernelWords, StreamWords])
 @pytest.mark.parametrize("how", ["frozen", "ended"])
 def test_a_lost_thread_is_an_error_in_time(rig, doorbell, how):
+    others = threads()
     r = rig(MOST, doorbell, silence_s=4.0)
     with Captured(r, 1) as window:
         window.check(0)
-        frozen = Frozen() if how == "frozen" else None
+        frozen = Frozen(others) if how == "frozen" else None
         began_s = time.monotonic()
         r.experts.begin_window(1)
         if frozen is None:

@@ -193,12 +193,6 @@ def test_doorbells_that_do_wrong_are_refused(rig, monkeypatch):
         def ring(self, number):
             pass
 
-    class Hasty(KernelWords):
-        name = "hasty"
-
-        def wait(self, number):
-            pass
-
     r, refused = rig(), []
     monkeypatch.setattr(probe, "KernelWords", Deaf)
 
