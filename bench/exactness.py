@@ -7,7 +7,8 @@
 Interpreted, a model ends behind its first layer with attention: layers of every kind, at the pack's sizes.
 
 A line a row: held or FAILED, what it is, its figures, seconds; then the whole as JSON. A row that fails does not stop
-the others. Exit code 0 exactly when all held. Not here: what the rows are (exactness_cases, _states, _margins).
+the others. Exit code 0 exactly when all held.
+Not here: what the rows are (exactness_cases, _states, _margins, _guesses).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import triton
 from bench import bare_host
 from bench import exactness_cases as cases
 from bench.exactness_cases import Ground
+from bench.exactness_guesses import GUESSES
 from bench.exactness_margins import MARGINS
 from bench.exactness_states import STATES
 from bench.gpu_lane_rig import small_pack, wide_tiles
@@ -40,7 +42,7 @@ from shared_experts.pack import Pack
 TEXT = Path(__file__).parent  # sources, which the demo model knows the like of
 # (tokens of the prompt, tokens that windows read, room of a sequence). With a small pack in the interpreter: few.
 LENGTHS = {"cuda": (500, 40, 768), "cpu": (42, 4, 64)}
-TABLE = {"bit-equal": cases.BITS | STATES, "margin-equal": MARGINS, "errors": cases.FAILURES}
+TABLE = {"bit-equal": cases.BITS | STATES, "margin-equal": MARGINS | GUESSES, "errors": cases.FAILURES}
 INTERPRETED = ("repeat", "turns", "parked", "1 to 4 rows", "lane on the CPU", "NaN")
 
 

@@ -3,7 +3,7 @@
 A case says how far apart logits are, of each row's greatest one, and raises Apart over the tolerance (near_tie). The
 lane on the CPU computes in fp32; "in the GPU's types" it rounds what a GPU rounds: only orders of sums differ then. How
 far that rounding alone moves a row is the pack's affair, and allowed on top where the lane in fp32 is compared with.
-Not here: what is equal to the bit (exactness_cases), the tolerance (lanes.tolerance).
+Not here: what is equal to the bit (exactness_cases), guesses (exactness_guesses), the tolerance (lanes.tolerance).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from bench.exactness_cases import TRIALS, Case, Ground, close, trials
 from bench.gpu_lane_rig import types_of
 from bench.near_tie import apart, tolerance
-from lanes.runner import Likeliest
 
 MIXED = (3, 1, 2, 4, 4, 1, 3)  # rows of windows
 
@@ -62,47 +61,10 @@ def in_its_types(ground: Ground) -> str:
     return apart(ground.said(ground.lane(), MIXED), ground.said(ground.cpu(dtype=dtype), MIXED), tolerance(ground.pack))
 
 
-def guesses(ground: Ground) -> str:
-    """The draft layer's guesses after windows and trial windows, as in its types on the CPU."""
-    found, dtype = [], types_of(ground.pack, ground.device)
-    for lane in (ground.lane(drafts=True), ground.cpu(drafts=True, dtype=dtype)):
-        slot, rows = lane.begin(ground.ids[: ground.prompt]), []
-        for at in range(ground.prompt, len(ground.ids) - 2, 2):
-            rows += [lane.model.guess(lane.states[slot], ground.ids[at + n], n).cpu().clone() for n in range(3)]
-            lane.experts.end_window()
-            lane.trial([ground.ids[at], ground.ids[at + 1], 5], slot, 2)
-        found.append(torch.stack(rows))
-    return apart(found[0], found[1], tolerance(ground.pack))
-
-
-def late_guesses(ground: Ground) -> str:
-    """The draft layer after windows that nobody guessed beside, after a guess about what then did not come, and after
-    a prompt so short that all of its rows wait."""
-    found, dtype, next_ids = [], types_of(ground.pack, ground.device), ground.rest[4:]
-    for lane in (ground.cpu(drafts=True, dtype=dtype), ground.lane(drafts=True)):
-        slot = lane.begin(ground.ids[: ground.prompt])
-        lane.windows(ground.rest[:4], slot, [1, 3])  # two rows are remembered, then three wait
-        state = lane.states[slot]
-        rows = [lane.model.guess(state, next_ids[0], 0).cpu().clone(), lane.model.guess(state, 9, 0).cpu().clone()]
-        lane.experts.end_window()
-        lane.trial(next_ids[:2], slot, 2)
-        rows.append(lane.model.guess(state, next_ids[2], 0).cpu().clone())
-        short = lane.states[lane.begin(ground.ids[:10])]
-        rows.append(lane.model.guess(short, ground.ids[10], 0).cpu().clone())
-        found.append(torch.stack(rows))
-    place, share = lane.model.guess(short, ground.ids[10], 0, best=True).tolist()  # of the lane on a GPU
-    want = Likeliest.of(rows[-1].numpy())
-    assert place == want.place
-    assert abs(share - want.share) < 1e-5, (share, want)
-    return apart(found[1], found[0], tolerance(ground.pack))
-
-
 MARGINS: dict[str, Case] = {
     "windows of 1 to 4 rows": sizes,
     "drafts on and off": drafted,
     "chunk sizes": chunks,
     "lane on the CPU": against_the_cpu,
     "the same in the GPU's types": in_its_types,
-    "guesses in the GPU's types": guesses,
-    "guesses after a silence": late_guesses,
 }

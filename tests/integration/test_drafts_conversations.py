@@ -69,7 +69,7 @@ async def test_what_a_tenants_windows_left_in_buffers_is_gone_before_anothers(ri
 
     first, _ = await remembering.answer(drafter, request(b"a"))
     again, _ = await remembering.answer(drafter, request(b"a"))
-    scratch, chained = rig.store._scratch, drafts._chained
+    scratch, chained = rig.store._scratch, drafts.chained
     assert scratch.any()
     assert chained.any()
     runner = remembering.runner

@@ -11,15 +11,16 @@ import pytest
 import torch
 import triton
 
-from bench import exactness, exactness_cases, exactness_margins, exactness_states
+from bench import exactness, exactness_cases, exactness_guesses, exactness_margins, exactness_states
 from bench.exactness_cases import Ground
 from bench.gpu_lane_rig import CONTEXT, cpu_lane, gpu_lane, small_pack, wide_tiles
-from bench.near_tie import apart
+from bench.near_tie import Apart, apart
 from lanes import limits
 from lanes.experts.gpu.pace import LayerPace
 from lanes.models.errors import WindowError
 from lanes.models.load import dense_bytes
 from lanes.models.qwen4_exp.gpu import window
+from lanes.models.qwen4_exp.gpu.guessing import Guessing
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.qwen4_exp.stream import Connected
 from lanes.startup_cuda import divide
@@ -76,12 +77,25 @@ def test_a_branch_sits_down_with_its_roots_rows(pack):
 
 @pytest.mark.slow
 def test_guesses_as_on_the_cpu(pack):
-    exactness_margins.guesses(ground(pack, 3))
+    exactness_guesses.guesses(ground(pack, 3))
 
 
 @pytest.mark.slow
 def test_guesses_after_a_silence_and_after_a_wrong_one(pack):
-    exactness_margins.late_guesses(ground(pack, 7))
+    exactness_guesses.late_guesses(ground(pack, 7))
+
+
+@pytest.mark.slow
+def test_a_guess_at_a_wrong_place_is_found(pack, monkeypatch):
+    say = Guessing._say
+    monkeypatch.setattr(Guessing, "_say", lambda self, said, ids, start: say(self, said, ids, start - (len(ids) > 1)))
+    with pytest.raises(Apart):
+        exactness_guesses.guesses(ground(pack, 5))
+
+
+@pytest.mark.slow
+def test_streams_that_guesses_read_as_on_the_cpu(pack):
+    exactness_guesses.streams(ground(pack, 3))
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ class DraftLayer:
         self.attending = Connected(spec, of.under("attn_hyper_connection"), self.attention)
         self.thinking = Connected(spec, of.under("mlp_hyper_connection"), Moe(spec, of.under("mlp"), layer, experts))
         self.mixer = Mixer(spec, weights.under("hyper_connection_mixer"), injects=False)
-        self._chained = torch.empty((0, wide))  # x' of the last guess, [1, S·H]
+        self.chained = torch.empty((0, wide))  # x' of the last guess, [1, S·H], from which the next one goes on
 
     def narrow(self, token_ids: Sequence[int]) -> None:
         """From now on only these tokens are named: `guess` answers with their logits [D], in this order."""
@@ -65,8 +65,8 @@ class DraftLayer:
 
     def erase(self) -> None:
         """Zeroes what is kept of the last guess, which nothing may go on from then."""
-        self._chained.zero_()
-        self._chained = self._chained[:0]
+        self.chained.zero_()
+        self.chained = self.chained[:0]
 
     def follow(self, state: SequenceState, streams: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Accepted rows, streams fp32 [R, S·H], ids [R]: they wait, or are remembered. Before `state.length` moves."""
@@ -84,14 +84,14 @@ class DraftLayer:
     def guess(self, state: SequenceState, token: int, number: int) -> torch.Tensor:
         """Logits fp32 [D] of what follows `token`, which follows the sequence (number 0) or the guess before it."""
         draft = _draft(state)
-        chained = self._chained
+        chained = self.chained
         if number == 0:
             self.make_room(state)
             self.catch_up(state, 1)
             chained = draft.streams[:1]
         x, rows = self._input(state, state.length - 1 + number, chained, torch.tensor([token]))
         x = whole(self.thinking(self.attending(x, rows), rows))
-        self._chained = x.flatten(1)
+        self.chained = x.flatten(1)
         u, _ = self.mixer(x)
         return product(u, self.head)[0]
 

@@ -69,7 +69,8 @@ class DraftPass:
             MixerWindow(mixer, spec.eps) for mixer in (layer.attending.mixer, layer.thinking.mixer, layer.mixer)
         ]
         self._waiting = home.draft.streams
-        self._chained = torch.zeros((1, spec.streams * spec.hidden), device=device)  # of the last guess
+        # Of the last guess: the next one goes on from them.
+        self.chained = torch.zeros((1, spec.streams * spec.hidden), device=device)
         # Where the host finds the likeliest token's place, -1 where a logit is not finite, and its probability.
         self.best = torch.zeros(1, dtype=torch.int64, pin_memory=on_gpu)
         self.share = torch.zeros(1, pin_memory=on_gpu)
@@ -88,7 +89,7 @@ class DraftPass:
     def run(self, rows: int, number: int) -> None:
         """Enqueues: number 0 reads `rows` rows that wait, others the streams of the guess before, which is one row."""
         attending, thinking, reading = self._mixers
-        a, angles = self._begin(self.said, self.inputs, self._chained if number else self._waiting[:rows])
+        a, angles = self._begin(self.said, self.inputs, self.chained if number else self._waiting[:rows])
         attending.run(a)
         self._attention.run(a, self._attended.narrow(rows), angles)
         whole_streams(a)
@@ -98,7 +99,7 @@ class DraftPass:
         reading.run(last)
         multiply(last.u if self._head.dtype == torch.float32 else last.u_rounded, self._head, self.logits)
         sampling.likeliest(self.logits, self._bests, self._sums, self.best, self.share)
-        self._chained.copy_(last.x.flatten(1))
+        self.chained.copy_(last.x.flatten(1))
         if rows > 1:
             self._waiting[0].copy_(self._waiting[rows - 1])
 
@@ -128,7 +129,7 @@ class DraftPass:
         for part in (self._entering, self._streams, self._attended, self._routed):
             for tensor in part.tensors():
                 tensor.zero_()
-        for tensor in (self._chained, self.logits, self._bests, self._sums, self.best, self.share):
+        for tensor in (self.chained, self.logits, self._bests, self._sums, self.best, self.share):
             tensor.zero_()
         for each in (self.inputs, self.said, self._inputs_late, self.said_late):
             each.buffer.zero_()

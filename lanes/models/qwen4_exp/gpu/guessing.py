@@ -6,7 +6,7 @@ them, and nobody waits for that; a short prompt's go through the eager blocks.
 
 Not here: what a pass launches (draft), what a guess is worth (lanes.drafts). Invariant: `DraftState`'s.
 
-Letters: R rows, D vocabulary of drafts.
+Letters: R rows, S streams, H hidden, D vocabulary of drafts.
 """
 
 from __future__ import annotations
@@ -80,6 +80,11 @@ class Guessing:
         # Whose row behind its length is remembered: (state, its length, the token after it), until rows follow.
         self._guessed: tuple[weakref.ref[SequenceState], int, int] | None = None
         self._take_head()
+
+    @property
+    def chained(self) -> torch.Tensor:
+        """Streams fp32 [1, S * H] of the last guess, from which the next one goes on."""
+        return self._pass.chained
 
     def narrow(self) -> None:
         """The layer names other tokens from now on."""

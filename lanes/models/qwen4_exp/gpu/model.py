@@ -28,6 +28,7 @@ from lanes.models.qwen4_exp.gpu.prompt import Fetched, use_kernels
 from lanes.models.qwen4_exp.gpu.saying import Ids, Saying
 from lanes.models.qwen4_exp.gpu.window import DecodeWindow
 from lanes.models.qwen4_exp.model import Qwen4Exp
+from lanes.models.qwen4_exp.mtp import DraftLayer
 from lanes.models.qwen4_exp.rows import check
 from lanes.state.commit import shift_ids
 from lanes.state.host import PLAIN, Host
@@ -165,6 +166,17 @@ class GpuQwen4Exp:
         self.take_seat(state)
         found = self._guessing.guess(state, token, number, best)
         return found if best else found[0]
+
+    @property
+    def drafts(self) -> DraftLayer | None:
+        """The layer that guesses, as it was loaded."""
+        return self._inner.drafts
+
+    @property
+    def chained(self) -> torch.Tensor:
+        """Streams fp32 [1, S * H] of the last guess, from which the next one goes on."""
+        assert self._guessing is not None, "the model was loaded with its draft layer"
+        return self._guessing.chained
 
     def take_seat(self, state: SequenceState) -> None:
         """The state is in the seat from now on; whoever was there is settled and lies in host memory."""

@@ -1,0 +1,152 @@
+"""The draft layer's guesses on a GPU, each against the eager draft layer on the CPU that is given the same streams.
+
+A guess reads streams of the windows before it, and the next one those of this one. A draft layer of random weights
+moves by many times what its input has moved: sums in another order turn roundings, and a whole lane's guesses are far
+apart where nothing is wrong (docs/exactness.md has figures), so that a wrong row could hide among them. Here the twin
+is told what the windows gave, and goes on from the streams of the guess before: what is left is one layer's rounding.
+Whether the windows' streams are right has a row of its own.
+
+Not here: other rows (exactness_margins), the tolerance (lanes.tolerance).
+
+Letters: V vocabulary, S streams, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from bench.exactness_cases import Case, Ground
+from bench.gpu_lane_rig import Lane, types_of
+from bench.near_tie import apart, tolerance
+from lanes.models.qwen4_exp.gpu.model import GpuQwen4Exp
+from lanes.models.qwen4_exp.model import Qwen4Exp
+from lanes.models.qwen4_exp.mtp import DraftLayer
+from lanes.runner import Likeliest
+from lanes.state.sequence import SequenceState
+
+
+class Heard:
+    """What the windows of a lane, and of the one that reads its prompts, tell their draft layer."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.streams: list[torch.Tensor] = []  # fp32 [R, S * H] in host memory
+        for model in (each.model for each in (lane, lane.prompter) if each is not None):
+            assert isinstance(model, GpuQwen4Exp | Qwen4Exp)
+            assert model.drafts is not None
+            self._listen(model.drafts)
+
+    def _listen(self, layer: DraftLayer) -> None:
+        follow = layer.follow
+
+        def heard(state: SequenceState, streams: torch.Tensor, token_ids: torch.Tensor) -> None:
+            self.hear(streams.to("cpu", copy=True), token_ids.clone())
+            follow(state, streams, token_ids)
+
+        layer.follow = heard  # type: ignore[method-assign]
+
+    def hear(self, streams: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Rows that belong to the sequence from now on."""
+        self.streams.append(streams)
+
+
+class Twin(Heard):
+    """The eager draft layer on the CPU, in the types of a lane on a GPU, with a sequence that has no other layers."""
+
+    def __init__(self, ground: Ground, lane: Lane) -> None:
+        super().__init__(lane)
+        self._own = ground.cpu(drafts=True, dtype=types_of(ground.pack, ground.device))
+        assert isinstance(self._own.model, Qwen4Exp)
+        assert self._own.model.drafts is not None
+        assert isinstance(lane.model, GpuQwen4Exp)
+        self._layer, self._lane, self._model = self._own.model.drafts, lane, lane.model
+        self._said: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._chained: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def begin(self, ids: Sequence[int]) -> int:
+        """The slot, in the lane, of a sequence that has read these ids; the twin goes along."""
+        self._state = self._own.states[self._own.states.open(self._own.context_tokens)]
+        return self._lane.begin(ids)
+
+    @torch.no_grad()
+    def hear(self, streams: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """It follows."""
+        super().hear(streams, token_ids)
+        self._state.reserve(self._state.length + len(token_ids))
+        self._layer.follow(self._state, streams, token_ids)
+        self._state.length += len(token_ids)
+
+    @torch.no_grad()
+    def guess(self, slot: int, token: int, number: int) -> torch.Tensor:
+        """The lane's, [V], beside the twin's."""
+        if number:
+            self._layer.chained = self._model.chained.to("cpu", copy=True)
+        found = self._model.guess(self._lane.states[slot], token, number).cpu().clone()
+        self._said.append((found, self._layer.guess(self._state, token, number)))
+        self._chained.append((self._model.chained[0].cpu().clone(), self._layer.chained[0].clone()))
+        return found
+
+    def apart(self, ground: Ground) -> str:
+        """How far all guesses were apart, and what the next ones go on from; raises Apart."""
+        found = []
+        for pairs in (self._said, self._chained):
+            got, want = (torch.stack(each) for each in zip(*pairs, strict=True))
+            found.append(apart(got, want, tolerance(ground.pack)))
+        return f"{found[0]}; their streams {found[1]}"
+
+
+def guesses(ground: Ground) -> str:
+    """Three after one another, after windows and trial windows."""
+    lane = ground.lane(drafts=True)
+    twin = Twin(ground, lane)
+    slot = twin.begin(ground.ids[: ground.prompt])
+    for at in range(ground.prompt, len(ground.ids) - 2, 2):
+        for number in range(3):
+            twin.guess(slot, ground.ids[at + number], number)
+        lane.experts.end_window()
+        lane.trial([ground.ids[at], ground.ids[at + 1], 5], slot, 2)
+    return twin.apart(ground)
+
+
+def late_guesses(ground: Ground) -> str:
+    """After windows that nobody guessed beside, after a guess about what then did not come, and after a prompt so short
+    that all of its rows wait."""
+    lane, next_ids = ground.lane(drafts=True), ground.rest[4:]
+    twin = Twin(ground, lane)
+    slot = twin.begin(ground.ids[: ground.prompt])
+    lane.windows(ground.rest[:4], slot, [1, 3])  # two rows are remembered, then three wait
+    twin.guess(slot, next_ids[0], 0)
+    twin.guess(slot, 9, 0)
+    lane.experts.end_window()
+    lane.trial(next_ids[:2], slot, 2)
+    twin.guess(slot, next_ids[2], 0)
+    short = twin.begin(ground.ids[:10])
+    said = twin.guess(short, ground.ids[10], 0)
+    place, share = lane.model.guess(lane.states[short], ground.ids[10], 0, best=True).tolist()
+    want = Likeliest.of(said.numpy())
+    assert place == want.place
+    assert abs(share - want.share) < 1e-5, (share, want)
+    return twin.apart(ground)
+
+
+def streams(ground: Ground) -> str:
+    """What guesses begin from, of windows and trial windows: as the lane on the CPU has it, beyond what rounding as a
+    GPU does moves it there."""
+    dtype, found = types_of(ground.pack, ground.device), []
+    types = [None] if dtype in (None, torch.float32) else [None, dtype]
+    for lane in (ground.lane(drafts=True), *(ground.cpu(drafts=True, dtype=each) for each in types)):
+        slot, heard = lane.begin(ground.ids[: ground.prompt]), Heard(lane)
+        for at in range(ground.prompt, len(ground.ids) - 2, 3):
+            lane.windows(ground.ids[at : at + 1], slot, [1])
+            lane.trial([ground.ids[at + 1], ground.ids[at + 2], 5], slot, 2)
+        found.append(torch.cat(heard.streams))
+    got, want, *rounded = found
+    return apart(got, want, tolerance(ground.pack), *rounded)
+
+
+GUESSES: dict[str, Case] = {
+    "streams that guesses read": streams,
+    "guesses in the GPU's types": guesses,
+    "guesses after a silence": late_guesses,
+}
