@@ -7,9 +7,9 @@ holds about three; then conversations that change lanes at every turn, and the s
     python -m bench.conversations                                   two lanes on CPUs, a small pack
     python -m bench.conversations --device cuda --scale true --cores 0-7 --cores 8-15    two on one GPU, synthetic
 
-`park_ms_each` is `park_ns` by `parks` of `counters`: how long the lane's own thread was at it for each conversation that
-was parked, however large (`park_bytes` has what went out: a first one is whole, later ones add their new pages), not
-what copies and digests took beside. What the first one finds to be done once, connecting and pinning, is in it, and
+`park_ms_each` is `park_ns` by `parks` of `counters`: how long the lane's own thread was at it for each conversation
+that was parked, however large (`park_bytes` has what went out: a first one is whole, later ones add their new pages),
+not what copies and digests took beside. What the first one finds to be done once, connecting and pinning, is in it, and
 what was begun and given up. `restore_ms_each` is `restore_ns` by `restores`, likewise.
 
 Not here: the coordinator (lanes are asked directly). Invariant: prompts depend on the seed alone; answers are greedy
