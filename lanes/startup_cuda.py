@@ -203,6 +203,7 @@ def _share(
     config, info = opened.config, opened.pack.manifest.experts
     _, cores = cores_of(config.cores)
     kernel = opened.kernel(cores)
+    copy_us = info.record_bytes / pace.link_bytes_per_s * 1e6
     started = start_share(
         experts,
         cache,
@@ -211,6 +212,7 @@ def _share(
         lambda way, reason: _log.warning("doorbell_refused", way=way, reason=reason),
         cores[0] if config.pinned else None,
         measuring=quiet(config.region_socket.parent),
+        copy_us=copy_us,
     )
     opened.stack.callback(started.share.close)
     _log.info(
@@ -219,7 +221,6 @@ def _share(
         rates=dataclasses.asdict(started.rates),
         cpu_of_misses=started.share.counts.tolist(),
     )
-    copy_us = info.record_bytes / pace.link_bytes_per_s * 1e6
     cache.price(copy_misses(copy_us, started.rates))
     _log.info("cache_price", copy_us=round(copy_us, 1), copy_misses=round(cache.copy_misses, 2))
 

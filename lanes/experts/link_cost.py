@@ -10,7 +10,9 @@ an eighth of an octave apart are all held against the last windows, which fade, 
 believed. Where that says nothing, because the CPU was always the later one, the belief shrinks, as a cost does that
 nobody sees (cpu_line), until the link is tried again.
 
-What is found is what the split compares: the handshake, which only the CPU's answer pays, is off the link's time.
+It is never less than the link was seen to take with nothing beside it: where the weights of what comes next are on
+their way while experts are waited for, a longer wait makes the rest of a layer shorter, and a candidate too small
+explains that as well.
 
 Not here: clocks, what the CPU takes (cpu_line), what follows from both (split).
 Invariant: layers are compared with themselves only, and only in windows of as many rows.
@@ -51,12 +53,13 @@ class Known:
     """The cost that is believed, and what it rests on, by rows of a window."""
 
     link_us: float
+    least_us: float
     of_rows: dict[int, Layers]
 
     @classmethod
-    def of(cls, link_us: float) -> Known:
-        """Nothing yet, but this cost."""
-        return cls(link_us, {})
+    def of(cls, link_us: float, least_us: float = 0.0) -> Known:
+        """Nothing yet, but this cost, and that it is never less than that."""
+        return cls(max(link_us, least_us), least_us, {})
 
 
 def after(known: Known, rows: int, layer_us: F64, cpu_us: F64, experts: I64) -> Known:
@@ -76,7 +79,7 @@ def after(known: Known, rows: int, layer_us: F64, cpu_us: F64, experts: I64) -> 
 
 def judged(known: Known, windows: int) -> Known:
     """What is believed now, so many windows after the last judgement."""
-    hoped = known.link_us * 0.5 ** (windows / HOPE)
+    hoped = max(known.least_us, known.link_us * 0.5 ** (windows / HOPE))
     unlike, free = np.zeros(len(CANDIDATES)), 0.0
     for seen in known.of_rows.values():
         there = seen.windows >= LEAST
@@ -87,7 +90,7 @@ def judged(known: Known, windows: int) -> Known:
         return known
     noise = max(float(unlike.min()) / free, 1e-3)
     cost = unlike / noise + HELD * np.log2(CANDIDATES / max(hoped, CANDIDATES[0])) ** 2
-    return replace(known, link_us=_lowest(cost))
+    return replace(known, link_us=max(known.least_us, _lowest(cost)))
 
 
 def _lowest(cost: F64) -> float:

@@ -97,6 +97,18 @@ def test_it_follows_a_link_that_changes():
         assert lane.run(100) < 1.03
 
 
+def test_it_is_never_believed_to_be_faster_than_it_is_alone():
+    """Where a longer wait makes the rest of a layer shorter, as weights that are on their way meanwhile do."""
+    rng, known, free = np.random.default_rng(8), Known.of(57.0, 54.0), Known.of(57.0)
+    for _ in range(64):
+        link = rng.integers(0, 5, LAYERS)
+        layer = 90.0 * rng.gamma(400, 1 / 400, LAYERS) + 0.5 * link * LINK_US
+        known, free = (link_cost.after(each, 1, layer, np.zeros(LAYERS), link) for each in (known, free))
+    assert link_cost.judged(known, 8).link_us == 54.0
+    assert link_cost.judged(free, 8).link_us < 30.0
+    assert Known.of(20.0, 54.0).link_us == 54.0
+
+
 def test_a_link_that_became_useless_is_left_alone_and_tried_again():
     lane = Made(LINK_US, 4)
     lane.run(100)

@@ -12,6 +12,7 @@ Letters: L layers, E experts, R rows of a window, K experts per row, P = R * K p
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -122,10 +123,10 @@ class Share:
         self._link = None
         self._set(counts)
 
-    def search(self, rates: Rates) -> None:
+    def search(self, rates: Rates, copy_us: float = math.inf) -> None:
         """Splits by these rates at first, and from then on by what windows say: lanes.experts.cpu_line, link_cost and
-        climb."""
-        self._link, self._climb = Known.of(rates.link_us), Climb()
+        climb. `copy_us`: what a copy of an expert took the link."""
+        self._link, self._climb = Known.of(rates.link_us, min(rates.link_alone_us, copy_us)), Climb()
         self._told, self._told_us = Line(rates.cpu_start_us, rates.cpu_us), rates.link_us
         self._seen = Seen.of(self._told, len(self._counts) - 1)
         np.copyto(self._looked, self._spent)

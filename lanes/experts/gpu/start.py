@@ -5,6 +5,7 @@ Not here: when (once, after the tables and before windows are captured) and what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -36,12 +37,13 @@ def start_share(
     on_refused: Callable[[str, str], None],
     core: int | None = None,
     measuring: AbstractContextManager[object] = _NOTHING,
+    copy_us: float = math.inf,
 ) -> Started:
     """Attaches a share to `experts`; StartError where no doorbell works.
 
     `first_record` is the address of record (0, 0) in this process. `kernel` works for nobody else while a window is
     open; the share's thread, pinned to `core`, is its calling thread. Close the share before the kernel. Rates are
-    measured inside `measuring`.
+    measured inside `measuring`. `copy_us`: what a copy of a record took the link.
     """
     layers, each = cache.addresses.shape
     home = np.uint64(first_record) + np.arange(layers * each, dtype=np.uint64) * np.uint64(cache.record_bytes)
@@ -54,7 +56,7 @@ def start_share(
     share = probe.attach(experts, make, on_refused)
     with measuring:
         measured = rates.measure(kernel, home, cache.home, experts.chosen, experts.device, core)
-    share.search(measured)
+    share.search(measured, copy_us)
     return Started(share, measured)
 
 
