@@ -36,7 +36,7 @@ FORCED = "55,65,75,85,95,100"
 FORCED_TOKENS = 128  # few: all that they use has to be in the cache at 100 %
 CEILINGS_S = 15.0  # kept for the second look
 ENDS_S = 5.0  # from a job's last figures to its process's end
-DRAFTED_AT, DRAFTED_ROUNDS = 0.75, 3
+DRAFTED_AT, DRAFTED_ROUNDS = "75,100", 3
 JOB_LIMIT_S = 3600.0
 GIB = 1 << 30
 
@@ -149,8 +149,9 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
                     *options, "--vram-budget", chosen.forced_budget or str(everything), "--drafts", str(MAX_DRAFTS),
                     *narrowed,
                 ],
-                keep_s=CEILINGS_S, **common, trace=str(folder / "drafted.trace"), shares=shares, forced=DRAFTED_AT,
-                rounds=DRAFTED_ROUNDS, decoder_pairs=config.num_hidden_layers * config.num_experts,
+                keep_s=CEILINGS_S, **common, trace=str(folder / "drafted.trace"), shares=shares,
+                at=[int(rate) / 100 for rate in chosen.drafted_at.split(",")], rounds=DRAFTED_ROUNDS,
+                decoder_pairs=config.num_hidden_layers * config.num_experts,
             )  # fmt: skip
         after = jobs.run("ceilings after", "ceilings", [*options, "--vram-budget", "0"])
     looks = [look for look in (before, after) if look is not None]
@@ -204,6 +205,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--drafted",
         metavar="LIST",
         help="also drafts that are right so often, in percent; the model has a draft layer then",
+    )
+    parser.add_argument(
+        "--drafted-at",
+        metavar="LIST",
+        default=DRAFTED_AT,
+        help="at one hit rate in percent below 100, at 100, or at both (default: %(default)s)",
     )
     parser.add_argument(
         "--draft-ids",

@@ -199,11 +199,11 @@ def by_kernel(job: Job) -> Figures:
 
 
 def with_drafts(job: Job) -> Figures:
-    """A stretch with an oracle's drafts: as many experts in the cache as give a hit rate, then all that it uses."""
+    """A stretch with an oracle's drafts, at hit rates that the experts in the cache give, in the order asked."""
     order, start, prompt = walk_of(job), number(job, "start"), number(job, "prompt")
-    trace, pairs, shares, forced = Path(str(job["trace"])), number(job, "pairs"), job["shares"], job["forced"]
+    trace, pairs, shares, at = Path(str(job["trace"])), number(job, "pairs"), job["shares"], job["at"]
     assert isinstance(shares, list)
-    assert isinstance(forced, float)
+    assert isinstance(at, list)
     rounds, tokens, held = number(job, "rounds"), number(job, "tokens"), Held(pairs)
     with started([*options_of(job), "--trace-routing", str(trace)], held) as lane:
         layer = lane.lane.engine.drafter.layer
@@ -216,11 +216,12 @@ def with_drafts(job: Job) -> Figures:
         # Wrong drafts use what the stretch does not: in VRAM is everything that there is room for.
         room = lane.lane.engine.status().counters.cache_budget_bytes // number(job, "record_bytes")
         whole = np.arange(number(job, "decoder_pairs")) if room >= pairs else hottest(uses, 1.0)
-        for name, rate, wanted in (("forced", forced, hottest(uses, forced)), ("in_vram", 1.0, whole)):
-            held.want(wanted)
+        for rate in at:
+            name = "in_vram" if rate == 1.0 else "forced"
+            held.want(whole if rate == 1.0 else hottest(uses, rate))
             settle(lane, held, order.stretch(start, prompt), tokens)
             say(name, {"rate": rate, "held": int(held.wanted.sum()), "not_held": held.missing})
-            at_rate = drafted.measured(stretch, shares if name == "forced" else shares[:1], rounds, say)
+            at_rate = drafted.measured(stretch, shares, rounds, say)
             found[name] = {"rate": rate, "not_held": held.missing, **at_rate}
         return found
 
