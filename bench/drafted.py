@@ -29,6 +29,7 @@ from lanes.limits import MAX_DRAFTS, MAX_WINDOW_TOKENS
 from lanes.runner import Likeliest
 
 Say = Callable[[str, object], None]
+NOBODY = Likeliest(-1, 0.0)
 
 
 @dataclass
@@ -41,10 +42,17 @@ class Oracle:
     seed: int
     graded: bool = False  # it knows how sure it may be of each
 
-    def guess(self, slot: int, token: int, number: int, best: bool) -> Likeliest | None:
-        """As `Runner.guess`."""
-        if self.layer is not None and self.layer(slot, token, number, best) is None:
+    def guess(self, slot: int, token: int, number: int, best: int) -> list[Likeliest] | None:
+        """As `Runner.guess`, of greedy requests."""
+        found = self.layer(slot, token, number, best) if self.layer is not None else [NOBODY] * best
+        if found is None:
             return None
+        said: list[Likeliest] = []
+        for _ in range(1 if isinstance(found, np.ndarray) else len(found)):
+            said.append(self._after(said[-1].place if said else token))
+        return said
+
+    def _after(self, token: int) -> Likeliest:
         random, next_ = np.random.default_rng((self.seed, token)), int(self.walk.successor[token])
         sure = random.beta(2 * self.share + 1e-3, 2 * (1 - self.share) + 1e-3) if self.graded else self.share
         right = random.random() < sure

@@ -120,14 +120,14 @@ class Oracle:
     share: float
     seed: int
 
-    def guess(self, slot: int, token: int, number: int, best: bool = False) -> Likeliest | None:
+    def guess(self, slot: int, token: int, number: int, best: int = 0) -> list[Likeliest] | None:
         """As `Runner.guess`."""
         if self.lane.runner.guess(slot, token, number, best) is None:
             return None
         place = self.lane.pool[slot].length + 1 + number
         right = np.random.default_rng((self.seed, place)).random() < self.share
         named = self.known[place] if place < len(self.known) else 0
-        return Likeliest(named if right else abs(named - 1), 1.0)
+        return [Likeliest(named if right else abs(named - 1), 1.0)]
 
 
 @contextlib.contextmanager

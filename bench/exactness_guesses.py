@@ -20,7 +20,9 @@ import torch
 from bench.exactness_cases import Case, Ground
 from bench.gpu_lane_rig import Lane, types_of
 from bench.near_tie import apart, tolerance
+from lanes.models.qwen4_exp.gpu.guessing import Guessing
 from lanes.models.qwen4_exp.gpu.model import GpuQwen4Exp
+from lanes.models.qwen4_exp.gpu.saying import Ids
 from lanes.models.qwen4_exp.model import Qwen4Exp
 from lanes.models.qwen4_exp.mtp import DraftLayer
 from lanes.runner import Likeliest
@@ -32,19 +34,35 @@ class Heard:
 
     def __init__(self, lane: Lane) -> None:
         self.streams: list[torch.Tensor] = []  # fp32 [R, S * H] in host memory
+        self._heard = False  # already, of a window
         for model in (each.model for each in (lane, lane.prompter) if each is not None):
             assert isinstance(model, GpuQwen4Exp | Qwen4Exp)
             assert model.drafts is not None
             self._listen(model.drafts)
+            if isinstance(model, GpuQwen4Exp) and model._guessing is not None:
+                self._listen_to_windows(model._guessing)
 
     def _listen(self, layer: DraftLayer) -> None:
         follow = layer.follow
 
         def heard(state: SequenceState, streams: torch.Tensor, token_ids: torch.Tensor) -> None:
-            self.hear(streams.to("cpu", copy=True), token_ids.clone())
+            if not self._heard:
+                self.hear(streams.to("cpu", copy=True), token_ids.clone())
             follow(state, streams, token_ids)
 
         layer.follow = heard  # type: ignore[method-assign]
+
+    def _listen_to_windows(self, guessing: Guessing) -> None:
+        """Whose rows seldom go through the layer's own."""
+        follow = guessing.follow
+
+        def heard(state: SequenceState, ids: Ids) -> None:
+            self.hear(guessing.streams[: len(ids)].to("cpu", copy=True), torch.from_numpy(ids.copy()))
+            self._heard = True
+            follow(state, ids)
+            self._heard = False
+
+        guessing.follow = heard  # type: ignore[method-assign]
 
     def hear(self, streams: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Rows that belong to the sequence from now on."""
@@ -82,7 +100,9 @@ class Twin(Heard):
         """The lane's, [V], beside the twin's."""
         if number:
             self._layer.chained = self._model.chained.to("cpu", copy=True)
-        found = self._model.guess(self._lane.states[slot], token, number).cpu().clone()
+        logits = self._model.guess(self._lane.states[slot], token, number)
+        assert isinstance(logits, torch.Tensor)
+        found = logits.cpu().clone()
         self._said.append((found, self._layer.guess(self._state, token, number)))
         self._chained.append((self._model.chained[0].cpu().clone(), self._layer.chained[0].clone()))
         return found
@@ -123,8 +143,9 @@ def late_guesses(ground: Ground) -> str:
     twin.guess(slot, next_ids[2], 0)
     short = twin.begin(ground.ids[:10])
     said = twin.guess(short, ground.ids[10], 0)
-    place, share = lane.model.guess(lane.states[short], ground.ids[10], 0, best=True).tolist()
-    want = Likeliest.of(said.numpy())
+    found = lane.model.guess(lane.states[short], ground.ids[10], 0, best=1)
+    assert isinstance(found, list)
+    ((place, share),), want = found, Likeliest.of(said.numpy())
     assert place == want.place
     assert abs(share - want.share) < 1e-5, (share, want)
     return twin.apart(ground)

@@ -224,6 +224,7 @@ def launch_dense(rows: int) -> None:
     ngram.convolve(streams.flatten(1), tail, last, torch.empty(4, 4 * HIDDEN), 3)
     sampling.uniform(ids, ids, torch.empty(rows, dtype=torch.float64))
     fetch.fetch(torch.empty(48 * EXPERTS, dtype=torch.int64), torch.empty(48 * EXPERTS, dtype=torch.int64))
+    fetch.fetch_named(ids[:1], ids, torch.empty((4, HIDDEN), dtype=torch.bfloat16), torch.empty(HIDDEN))
 
 
 def launch_fused(rows: int) -> None:

@@ -40,7 +40,7 @@ def launches(pack: Pack, windows: Sequence[int]) -> None:
     for rows in windows:
         lane.windows(range(2, 2 + rows), slot, [rows])
     if info.draft_layers:
-        model.guess(lane.states[slot], 2, 0)
+        model.guess(lane.states[slot], 2, 0, best=2)
     model.settle(lane.states[slot])
     use_kernels(model._inner, lane.context_tokens)
     lane.prompter = None

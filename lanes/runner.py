@@ -68,9 +68,9 @@ class Runner(Protocol):
     def commit(self, slot: int, rows: int) -> None:
         """Of the trial window that ran last, the first `rows` rows belong to the sequence; before `end_window`."""
 
-    def guess(self, slot: int, token: int, number: int, best: bool = False) -> Row | Likeliest | None:
+    def guess(self, slot: int, token: int, number: int, best: int = 0) -> Row | list[Likeliest] | None:
         """The draft layer's logits [V] for what follows `token`, the sequence's next (number 0) or the guess before;
-        with `best`, of the greatest alone where the model has that.
+        with `best`, where the model has it, of so many guesses in a row (or one) the greatest alone.
 
         None when `stopped` of the last window says so.
         """
@@ -110,8 +110,10 @@ class Model(Protocol):
     def commit(self, state: SequenceState, rows: int) -> None:
         """The first rows of the state's trial window belong to the sequence."""
 
-    def guess(self, state: SequenceState, token: int, number: int, best: bool = False) -> torch.Tensor:
-        """The draft layer's logits fp32 [V]; with `best`, where the model has it, fp64 [2] as of `Likeliest`."""
+    def guess(
+        self, state: SequenceState, token: int, number: int, best: int = 0
+    ) -> torch.Tensor | list[tuple[int, float]]:
+        """The draft layer's logits fp32 [V]; with `best`, where the model has it, as of `Likeliest` for each guess."""
 
 
 class Experts(Protocol):
@@ -191,13 +193,13 @@ class ModelRunner:
         if trial is not None:
             self._conversations.read(Window.of_sequence(trial.token_ids[:rows].tolist(), start, slot))
 
-    def guess(self, slot: int, token: int, number: int, best: bool = False) -> Row | Likeliest | None:
+    def guess(self, slot: int, token: int, number: int, best: int = 0) -> Row | list[Likeliest] | None:
         """Asks the draft layer."""
         try:
-            found = self._model.guess(self._states[slot], token, number, best).cpu()
+            found = self._model.guess(self._states[slot], token, number, best)
         except Interrupted:
             return None
-        return Likeliest(int(found[0]), float(found[1])) if found.dtype == torch.float64 else found.numpy()
+        return found.cpu().numpy() if isinstance(found, torch.Tensor) else [Likeliest(*each) for each in found]
 
     def end_window(self) -> None:
         """Lets the expert cache turn over; conversations that wait are parked a little further."""

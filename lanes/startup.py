@@ -188,7 +188,10 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
             vocabulary = read_vocabulary(config.draft_vocabulary, spec.vocab)
             model.narrow_guesses(vocabulary)
         drafts = config.drafts if config.drafts is not None else limits.MAX_DRAFTS * draft_layer
-        _log.info("drafts", most=drafts, layer=draft_layer, vocabulary=len(vocabulary) if vocabulary else spec.vocab)
+        _log.info(
+            "drafts", most=drafts, layer=draft_layer, vocabulary=len(vocabulary) if vocabulary else spec.vocab,
+            at_once=model.chains,
+        )  # fmt: skip
         engine = Engine(
             runner,
             counters,
@@ -196,7 +199,7 @@ def assemble(config: LaneConfig, policy: Policy = adaptive) -> Lane:
             windows_up_to=windows_up_to,
             visitor_tokens=visitor_tokens,
             steered=model.near is not None,
-            drafter=Drafter(drafts, runner.guess if draft_layer else None, vocabulary),
+            drafter=Drafter(drafts, runner.guess if draft_layer else None, vocabulary, chains=model.chains),
             grammars=Grammars(config.pack / "tokenizer.json", spec.vocab, spec.eos_ids),
             on_start=lambda: settle_thread(config),
         )

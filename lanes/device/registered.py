@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from lanes.device.pin import LIBRARY, PAGE_BYTES, PORTABLE
+from lanes.device.pin import DEVICE_MAP, LIBRARY, PAGE_BYTES, PORTABLE
 
 Load = Callable[[str], Any]
 
@@ -30,8 +30,9 @@ class Registered:
         """Registered now."""
         return sum(self._sizes.values())
 
-    def add(self, address: int, size_bytes: int) -> bool:
-        """False where the driver refuses, or there is none: copies then go through its own buffers."""
+    def add(self, address: int, size_bytes: int, *, mapped: bool = False) -> bool:
+        """False where the driver refuses, or there is none: copies then go through its own buffers. `mapped`: kernels
+        are to read it too."""
         assert address % PAGE_BYTES == size_bytes % PAGE_BYTES == 0, "only whole pages can be registered"
         try:
             if self._library is None:
@@ -39,8 +40,9 @@ class Registered:
         except OSError:
             return False
         code = self._library.cuMemHostRegister_v2(
-            ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), ctypes.c_uint(PORTABLE)
-        )
+            ctypes.c_void_p(address), ctypes.c_size_t(size_bytes),
+            ctypes.c_uint(PORTABLE | (DEVICE_MAP if mapped else 0)),
+        )  # fmt: skip
         if code == 0:
             self._sizes[address] = size_bytes
             self._library.cuCtxGetCurrent(ctypes.byref(self._context))

@@ -1,4 +1,8 @@
-"""Drafts of the model's own draft layer: each guess is the input of the next, for as long as another one is worth it.
+"""Drafts of the model's own draft layer: each guess is the input of the next.
+
+    chain       one guess after the other, for as long as another one is worth it
+    at_once     several in one call, where the layer can do that: how many is decided before. What it named is then
+                given up from the first guess on that is not worth a row
 
 At temperature 0 a guess is the layer's likeliest token; else it is drawn from the layer's distribution as the request
 asks for it, with the very number of (seed, position) that the model's draw at that place will use. Two distributions
@@ -16,14 +20,15 @@ from typing import Protocol
 import numpy as np
 
 from lanes.drafts import policy
-from lanes.drafts.policy import Beliefs
-from lanes.drafts.proposal import Proposal
+from lanes.drafts.policy import Beliefs, Guessed
+from lanes.drafts.proposal import NOTHING, Proposal
 from lanes.request import Sampling
 from lanes.runner import Likeliest, Row
 from lanes.sampler import choose
 
 # (token, number of the guess): logits [D], of a greedy request perhaps the greatest alone, or None when it was stopped
-Guess = Callable[[int, int], "Row | Likeliest | None"]
+Guess = Callable[[int, int], "Row | Sequence[Likeliest] | None"]
+Guesses = Callable[[int, int], "Row | Sequence[Likeliest] | None"]  # (token, how many): the greatest of each
 
 
 class Vocabulary(Protocol):
@@ -40,8 +45,8 @@ def chain(
     sampling: Sampling,
     most: int,
     vocabulary: Sequence[int] | None = None,
-) -> tuple[Proposal, int]:
-    """(proposal, guesses asked for) after `token`; the first draft would stand at `position`."""  # fmt: skip
+) -> tuple[Proposal, Guessed]:
+    """(proposal, what was asked for) after `token`; the first draft would stand at `position`."""
     ids: list[int] = []
     sure: list[float] = []
     asked = 0
@@ -50,13 +55,32 @@ def chain(
         asked += 1
         if found is None:
             break
-        best = found if isinstance(found, Likeliest) else _drawn(found, sampling, position + len(ids))
+        best = _drawn(found, sampling, position + len(ids)) if isinstance(found, np.ndarray) else found[0]
         if best.place < 0 or not policy.worth(beliefs, "layer", [*sure, best.share]):
             break
         token = best.place if vocabulary is None else int(vocabulary[best.place])
         ids.append(token)
         sure.append(best.share)
-    return Proposal("layer", tuple(ids), tuple(sure), asked=asked > 0), asked
+    return Proposal("layer", tuple(ids), tuple(sure), asked=asked > 0), Guessed(asked)
+
+
+def at_once(
+    beliefs: Beliefs, guesses: Guesses, token: int, most: int, vocabulary: Sequence[int] | None = None
+) -> tuple[Proposal, Guessed]:
+    """The same of a greedy request, by one call."""
+    asked = policy.guesses_at_once(beliefs, most)
+    if not asked:
+        return NOTHING, Guessed()
+    found = guesses(token, asked) or ()
+    assert not isinstance(found, np.ndarray), "a layer that makes several at once says which are the greatest"
+    named = [each.place >= 0 for each in found]
+    count = named.index(False) if False in named else len(named)
+    sure = tuple(each.share for each in found[:count])
+    kept = 0
+    while kept < count and policy.worth(beliefs, "layer", sure[: kept + 1]):
+        kept += 1
+    ids = tuple(each.place if vocabulary is None else int(vocabulary[each.place]) for each in found[:kept])
+    return Proposal("layer", ids, sure[:kept]), Guessed(asked, at_once=True, sure=sure)
 
 
 def _drawn(row: Row, sampling: Sampling, position: int) -> Likeliest:

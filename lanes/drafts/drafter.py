@@ -16,15 +16,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lanes.drafts import policy
-from lanes.drafts.chain import chain
+from lanes.drafts.chain import at_once, chain
 from lanes.drafts.lookup import Lookup
-from lanes.drafts.policy import Beliefs, Round
+from lanes.drafts.policy import Beliefs, Guessed, Round
 from lanes.drafts.proposal import NOTHING, Proposal
 from lanes.request import Request
 from lanes.runner import Likeliest, Row
 from lanes.window import nothing
 
-LayerGuess = Callable[[int, int, int, bool], "Row | Likeliest | None"]  # (slot, token, number, best): `Runner.guess`
+# (slot, token, number, best): `Runner.guess`
+LayerGuess = Callable[[int, int, int, int], "Row | Sequence[Likeliest] | None"]
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +35,7 @@ class Drafter:
     most: int
     layer: LayerGuess | None = None
     vocabulary: Sequence[int] | None = None  # tokens of the layer's logits; None: all, in order
+    chains: bool = False  # the layer makes several greedy guesses in one call
     clock: Callable[[], int] = time.monotonic_ns
     beliefs: Beliefs = field(default_factory=Beliefs)
 
@@ -49,7 +51,7 @@ class Drafting:
     drafter: Drafter
     request: Request
     lookup: Lookup | None
-    _guesses: int = 0
+    _guessed: Guessed = field(default_factory=Guessed)
     _draft_ns: int = 0
 
     def add(self, token: int) -> None:
@@ -65,7 +67,7 @@ class Drafting:
         `before` is called before a draft layer is asked: what takes time then waits no longer.
         """
         drafter, began_ns = self.drafter, self.drafter.clock()
-        self._guesses = 0
+        self._guessed = Guessed()
         proposal = self._proposal(slot, token, position, min(most, drafter.most), before)
         self._draft_ns = drafter.clock() - began_ns
         return proposal
@@ -73,7 +75,7 @@ class Drafting:
     def learn(self, proposal: Proposal, right: int, checked: int, window_ns: int) -> None:
         """The window after `propose` is over: its time, with the commit's."""
         if self.drafter.most:
-            done = Round(proposal, self._guesses, self._draft_ns, window_ns, right, checked)
+            done = Round(proposal, self._guessed, self._draft_ns, window_ns, right, checked)
             self.drafter.beliefs = policy.learn(self.drafter.beliefs, done)
 
     def _proposal(self, slot: int, token: int, position: int, most: int, before: Callable[[], object]) -> Proposal:
@@ -86,13 +88,24 @@ class Drafting:
                 copied = Proposal("lookup", copied.ids[:-1], copied.sure[:-1])
             if copied.ids:
                 return copied
-        if layer is None or not (room := policy.may_try(beliefs, "layer", most)):
+        if layer is None:
             return NOTHING
-        sampling = self.request.sampling
+        sampling, vocabulary = self.request.sampling, self.drafter.vocabulary
         best = sampling.temperature == 0.0
+        chains = self.drafter.chains and best
+        if not (room := policy.may_try(beliefs, "layer", most, at_once=chains)):
+            return NOTHING
+        if chains:
+
+            def guesses(token: int, count: int) -> Row | Sequence[Likeliest] | None:
+                before()
+                return layer(slot, token, 0, count)
+
+            proposal, self._guessed = at_once(beliefs, guesses, token, room, vocabulary)
+            return proposal
         before()
-        proposal, self._guesses = chain(
-            beliefs, lambda token, number: layer(slot, token, number, best), token, position + 1, sampling, room,
-            self.drafter.vocabulary,
+        proposal, self._guessed = chain(
+            beliefs, lambda token, number: layer(slot, token, number, int(best)), token, position + 1, sampling, room,
+            vocabulary,
         )  # fmt: skip
         return proposal

@@ -1,14 +1,17 @@
 """How many drafts a round may carry: a pure function of what earlier rounds cost and brought. No clock, no model.
 
 A window of T rows costs more than one of one row, and brings 1 token and as many drafts as were right. Both are
-measured, never assumed:
+measured, never assumed; what the first window of a size took is what it fetched that nobody had used before, and counts
+for the account alone:
 
     worth of a draft     P(it and all before it are right), from how often drafts of its kind were, against
                          λ · (time of T + 1 rows − time of T rows), λ being the tokens per time that the lane reaches
+    guesses at once      as many as bring most by that, of what the layer usually is how sure of, after λ · their time
     gain of a try        tokens − time / time of a single row: what the round brought beyond going one by one. A
                          proposer whose gains average below 0 pauses, twice as long each time, then is tried again
     the account          every round pays ALLOWED of a single window in, and its gain, losses too; a try that could
-                         cost more than the account holds is not made
+                         cost more than the account holds is not made. More drafts than were ever tried could cost
+                         UNTRIED times as much as it seems, unless as many as were tried have been right
 
 The account is the promise: whatever drafts do, N rounds take about (1 + ALLOWED) · N + FIRST windows of one row at
 worst, as long as times stay what they were measured. Times are by the caller's clock; a stall of the machine counts at
@@ -37,7 +40,8 @@ SINGLE_EVERY = 24  # rounds, then one row again: its time is the measure of ever
 TRIES = 4  # of a proposer before it is judged
 PATIENCE = 1.0  # windows that its last tries may have lost
 PAUSE, MOST_PAUSE = 16, 512  # rounds
-GUESSED_SLOPE = 0.25  # of a single window's time for each further row, until it was measured
+GUESSED_SLOPE = 0.5  # of a single window's time for each further row, until it was measured
+UNTRIED = 2.5  # the first window of a size takes up to so many times what later ones do
 _RARE, _FAST, _GAIN, _SLOW = 1 / 4, 1 / 8, 1 / 16, 1 / 32  # weights of the newest in running means
 _DRIFT = 1 / 64  # of what was not tried
 
@@ -63,6 +67,8 @@ class Trust:
     gain: Mean = Mean()  # windows of one row, by try
     pause: int = 0  # rounds until it is tried again
     next_pause: int = PAUSE
+    seen: tuple[tuple[float, ...], ...] = ((0.0,) * LEVELS,) * MAX_DRAFTS  # guesses at once of late, wanted or not
+    most_right: int = 0  # drafts of one round that were all right
 
 
 PRIOR = tuple((kind + 0.5) / LEVELS for kind in range(LEVELS))  # a proposer is as right as it is sure
@@ -77,7 +83,8 @@ class Beliefs:
     """Everything a lane has learnt about drafts; times in ns."""
 
     windows_ns: tuple[Mean, ...] = (Mean(),) * MAX_WINDOW_TOKENS  # by T - 1
-    guess_ns: Mean = Mean()  # of one guess of the draft layer
+    guess_ns: Mean = Mean()  # of one guess of the draft layer, however it was asked for
+    calls_ns: tuple[Mean, ...] = (Mean(),) * MAX_DRAFTS  # of so many guesses at once, less 1
     tokens: Mean = Mean()  # of a round
     round_ns: Mean = Mean()
     trust: dict[Source, Trust] = field(default_factory=_fresh)
@@ -85,15 +92,29 @@ class Beliefs:
     since_single: int = 0
 
     def window_ns(self, rows: int) -> float:
-        """Time of a window of that many rows: measured, or along the line from one row to the longest measured."""
+        """Time of a window of that many rows: measured, or along the line from one row through one that was."""
         single, known = self.windows_ns[0].value, self.windows_ns[rows - 1]
-        if known.count:
+        if rows == 1 or known.count > 1:
             return max(known.value, single)
-        longest = max((t for t in range(2, rows) if self.windows_ns[t - 1].count), default=0)
+        others = [t for t, mean in enumerate(self.windows_ns[1:], 2) if mean.count > 1]
         slope = GUESSED_SLOPE * single
-        if longest:
-            slope = max(0.0, self.windows_ns[longest - 1].value - single) / (longest - 1)
-        return single + slope * (rows - 1)
+        if others:  # the longest shorter one, else the shortest longer one
+            nearest = max((t for t in others if t < rows), default=min(others))
+            slope = max(0.0, self.windows_ns[nearest - 1].value - single) / (nearest - 1)
+        line = single + slope * (rows - 1)
+        return max(single, min(known.value, line)) if known.count else line  # of a first one's time some was no row's
+
+    def guesses_ns(self, count: int, *, at_once: bool) -> float:
+        """Time of so many guesses, by one call or one by one."""
+        if not at_once:
+            return count * self.guess_ns.value
+        if (mean := self.calls_ns[count - 1]).count:
+            return mean.value
+        known = [(abs(n - count), n) for n, mean in enumerate(self.calls_ns, 1) if mean.count]
+        if not known:
+            return count * self.guess_ns.value
+        _, n = min(known)
+        return self.calls_ns[n - 1].value * count / n
 
     def rate(self) -> float:
         """Tokens per ns that the lane reaches, at least one per window of one row."""
@@ -102,11 +123,20 @@ class Beliefs:
 
 
 @dataclass(frozen=True, slots=True)
+class Guessed:
+    """What was asked of the draft layer in a round."""
+
+    count: int = 0  # of guesses, kept or not
+    at_once: bool = False
+    sure: tuple[float, ...] = ()  # of guesses at once: of each that named a token
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """What one decode round was: a proposal, perhaps cut short by `worth`, and a window of 1 + its ids rows."""
 
     proposal: Proposal
-    guesses: int  # of the draft layer, kept or not
+    guessed: Guessed
     draft_ns: int
     window_ns: int
     right: int  # drafts that were accepted
@@ -118,15 +148,18 @@ def level(sure: float) -> int:
     return min(LEVELS - 1, max(0, int(sure * LEVELS)))
 
 
-def may_try(beliefs: Beliefs, source: Source, most: int) -> int:
+def may_try(beliefs: Beliefs, source: Source, most: int, *, at_once: bool = False) -> int:
     """How many drafts of that proposer this round may carry, 0 to `most`."""
-    single = beliefs.windows_ns[0]
-    if single.count < SINGLES or beliefs.since_single >= SINGLE_EVERY or beliefs.trust[source].pause > 0:
+    single, trust = beliefs.windows_ns[0], beliefs.trust[source]
+    if single.count < SINGLES or beliefs.since_single >= SINGLE_EVERY or trust.pause > 0:
         return 0
-    guess_ns = beliefs.guess_ns.value if source == "layer" else 0.0
     longest = max(rows for rows, mean in enumerate(beliefs.windows_ns, 1) if mean.count)
     for drafts in range(min(most, longest), 0, -1):  # one row more than was ever measured
-        cost = (beliefs.window_ns(1 + drafts) + drafts * guess_ns) / max(single.value, 1.0) - 1.0
+        window_ns = beliefs.window_ns(1 + drafts)
+        if drafts > 1 + trust.most_right and not beliefs.windows_ns[drafts].count:
+            window_ns *= UNTRIED
+        guesses_ns = beliefs.guesses_ns(drafts, at_once=at_once) if source == "layer" else 0.0
+        cost = (window_ns + guesses_ns) / max(single.value, 1.0) - 1.0
         if cost <= beliefs.spare:
             return drafts
     return 0
@@ -149,6 +182,31 @@ def worth_guessing(beliefs: Beliefs, sure: Sequence[float]) -> bool:
     return _reach(beliefs, "layer", sure) * next_right >= beliefs.rate() * more_ns
 
 
+def guesses_at_once(beliefs: Beliefs, most: int) -> int:
+    """How many guesses, 0 to `most`, to ask for before any of them is known."""
+    trust, rate = beliefs.trust["layer"], beliefs.rate()
+    if trust.gain.count < TRIES:
+        return most  # it is being tried, and the account can bear it
+    found, best = min(most, int(worth_guessing(beliefs, ()))), 0.0
+    brought, kept, reach, seen = 0.0, 1.0, 1.0, (1.0,) * LEVELS
+    for place in range(most):
+        # Where no guess was ever seen they are taken to be as sure as those before them.
+        seen = trust.seen[place] if any(trust.seen[place]) else seen
+        cost = rate * (beliefs.window_ns(2 + place) - beliefs.window_ns(1 + place))
+        wanted, hit = 0.0, 0.0
+        for share, right in zip(seen, trust.right[place], strict=True):
+            if reach * right >= cost:
+                wanted, hit = wanted + share, hit + share * right
+        if not wanted:
+            break
+        wanted, hit = wanted / sum(seen), hit / wanted
+        kept, reach = kept * wanted, reach * hit  # that there is a draft at this place, and that all up to it are right
+        brought += kept * (reach - cost)
+        if (net := brought - rate * beliefs.guesses_ns(place + 1, at_once=True)) > best:
+            found, best = place + 1, net
+    return found
+
+
 def _reach(beliefs: Beliefs, source: Source, sure: Sequence[float]) -> float:
     """The probability that all of them are right."""
     share = 1.0
@@ -164,19 +222,24 @@ def learn(beliefs: Beliefs, done: Round) -> Beliefs:
     windows = list(beliefs.windows_ns)
     # Between drafts single rows are rare: each one counts for more, so that a machine that gets faster is noticed.
     weight = _RARE if rows == 1 and beliefs.since_single else _FAST
-    windows[rows - 1] = _timed(windows[rows - 1], done.window_ns, weight)
+    first = rows > 1 and not windows[rows - 1].count
+    windows[rows - 1] = _timed(windows[rows - 1], done.window_ns, weight, settles=rows > 1)
     single_ns = max(windows[0].value, 1.0)
     known = windows[0].count >= SINGLES
     gain = max(-MOST_GAIN, min(MOST_GAIN, tokens - spent_ns / single_ns)) if known and proposal.asked else 0.0
     trust = {source: replace(each, pause=max(0, each.pause - 1)) for source, each in beliefs.trust.items()}
     if proposal.asked:
-        trust[proposal.source] = _judged(trust[proposal.source], done, gain)
-    guess_ns = beliefs.guess_ns
-    if done.guesses:
-        guess_ns = _timed(guess_ns, done.draft_ns // done.guesses)
+        trust[proposal.source] = _judged(trust[proposal.source], done, None if first else gain)
+    guess_ns, calls_ns, guessed = beliefs.guess_ns, beliefs.calls_ns, done.guessed
+    if guessed.count:
+        guess_ns = _timed(guess_ns, done.draft_ns // guessed.count, settles=True)
+    if guessed.count and guessed.at_once:
+        at = guessed.count - 1
+        calls_ns = (*calls_ns[:at], _timed(calls_ns[at], done.draft_ns, settles=True), *calls_ns[at + 1 :])
     return Beliefs(
         windows_ns=tuple(windows),
         guess_ns=guess_ns,
+        calls_ns=calls_ns,
         tokens=beliefs.tokens.with_value(tokens, _SLOW),
         round_ns=_timed(beliefs.round_ns, spent_ns, _SLOW),
         trust=trust,
@@ -185,15 +248,23 @@ def learn(beliefs: Beliefs, done: Round) -> Beliefs:
     )
 
 
-def _timed(mean: Mean, sample_ns: float, weight: float = _FAST) -> Mean:
-    """A time: a stall of the machine moves the mean no further than four times its value."""
+def _timed(mean: Mean, sample_ns: float, weight: float = _FAST, *, settles: bool = False) -> Mean:
+    """A time: a stall of the machine moves the mean no further than four times its value. `settles`: a first time may
+    be long, and a shorter second one takes its place."""
     limit = 4 * mean.value if mean.count else sample_ns
+    if settles and mean.count == 1 and sample_ns < mean.value:
+        return Mean(sample_ns, 2)
     return mean.with_value(min(sample_ns, limit), weight)
 
 
-def _judged(trust: Trust, done: Round, gain: float) -> Trust:
-    """A proposer after a try."""
-    right = list(trust.right)
+def _judged(trust: Trust, done: Round, gain: float | None) -> Trust:
+    """A proposer after a try; without a gain its time says nothing."""
+    right, seen = list(trust.right), list(trust.seen)
+    for place, sure in enumerate(done.guessed.sure):
+        kind = level(sure)
+        seen[place] = tuple(each * (1 - _SLOW) + (number == kind) for number, each in enumerate(seen[place]))
+    all_right = len(done.proposal.ids) if done.right == len(done.proposal.ids) else 0
+    most_right = max(trust.most_right, all_right)
     for place in range(done.checked):
         kind, hit = level(done.proposal.sure[place]), float(place < done.right)
         row = list(right[place])
@@ -203,10 +274,12 @@ def _judged(trust: Trust, done: Round, gain: float) -> Trust:
     for place in range(max(1, len(done.proposal.ids)), MAX_DRAFTS):
         before = right[place - 1]
         right[place] = tuple(mine + (its - mine) * _DRIFT for mine, its in zip(right[place], before, strict=True))
-    mean = trust.gain.with_value(gain, _GAIN)
+    mean = trust.gain if gain is None else trust.gain.with_value(gain, _GAIN)
     losing = mean.value * min(mean.count, 2 * TRIES) < -PATIENCE or (mean.count >= 4 * TRIES and mean.value < 0.0)
     if mean.count >= TRIES and losing:
         # What comes after the pause may be another kind of text: half of what was learnt is forgotten.
         eased = tuple(tuple((a + b) / 2 for a, b in zip(row, PRIOR, strict=True)) for row in right)
-        return Trust(eased, Mean(), trust.next_pause, min(MOST_PAUSE, 2 * trust.next_pause))
-    return Trust(tuple(right), mean, 0, PAUSE if mean.count > 4 * TRIES else trust.next_pause)
+        next_pause = min(MOST_PAUSE, 2 * trust.next_pause)
+        return Trust(eased, Mean(), trust.next_pause, next_pause, tuple(seen), most_right)
+    next_pause = PAUSE if mean.count > 4 * TRIES else trust.next_pause
+    return Trust(tuple(right), mean, 0, next_pause, tuple(seen), most_right)

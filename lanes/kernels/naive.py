@@ -103,6 +103,13 @@ def ngram(
     return normed
 
 
+def fetch_named(place: torch.Tensor, tokens: torch.Tensor | None, matrix: torch.Tensor, out: torch.Tensor) -> None:
+    """out fp32 [W] = the row of matrix [V, W] whose token `place` names, or zeros (lanes.kernels.fetch)."""
+    at = int(place)
+    token = at if tokens is None or at < 0 else int(tokens[at])
+    out[:] = matrix[token].float() if at >= 0 else 0.0
+
+
 def gated_norm(out: torch.Tensor, z: torch.Tensor, norm: torch.Tensor, eps: float, *, silu: bool) -> torch.Tensor:
     """fp32 [R, N * V]."""
     gate = z.unflatten(1, out.shape[1:])

@@ -72,11 +72,18 @@ class Model(Protocol):
         """From now on `guess` answers with the logits of these tokens, in this order."""
         ...
 
-    def guess(self, state: SequenceState, token: int, number: int, best: bool = False) -> torch.Tensor:
+    @property
+    def chains(self) -> bool:
+        """Whether `guess` makes several at once."""
+        ...
+
+    def guess(
+        self, state: SequenceState, token: int, number: int, best: int = 0
+    ) -> torch.Tensor | list[tuple[int, float]]:
         """Logits fp32 [V] of what may follow `token`, which follows the sequence (number 0) or the guess before it.
 
-        With `best`, where the model has it: fp64 [2], the place of the greatest (-1 where one is not finite) and its
-        probability.
+        With `best`, where the model has it: of so many guesses, each the input of the next, or of one alone, the place
+        of the greatest (-1 where one is not finite, and from there on) and its probability.
         """
         ...
 

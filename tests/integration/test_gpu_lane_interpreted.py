@@ -206,12 +206,14 @@ def test_another_tenant_finds_nothing(pack, monkeypatch):
 def test_another_tenant_finds_nothing_of_a_guess(pack):
     lane = gpu_lane(pack, drafts=True)
     slot, guessing = lane.begin([7, 8, 9]), lane.model._guessing
-    assert lane.model.guess(lane.states[slot], 5, 0).any()
+    assert len(lane.model.guess(lane.states[slot], 5, 0, best=2)) == 2
     asked = guessing._pass
-    tensors = [value for value in vars(asked).values() if isinstance(value, torch.Tensor) and value is not asked._head]
-    tensors = [each for each in tensors if each is not asked._waiting]  # the state's
+    kept = (asked._head, asked._embedding, asked._waiting)  # the last one is the state's
+    tensors = [value for value in vars(asked).values() if isinstance(value, torch.Tensor)]
+    tensors = [each for each in tensors if not any(each is one for one in kept)]
     tensors += [each for part in (asked._streams, asked._attended, asked._routed) for each in part.tensors()]
     tensors += [each.buffer for each in (asked.said, asked.inputs, asked.said_late, asked._inputs_late)]
+    tensors += [each.buffer for each in asked.said_further]
     assert sum(bool(each.any()) for each in tensors) > 10
     lane.model.erase()
     assert not any(each.any() for each in tensors)

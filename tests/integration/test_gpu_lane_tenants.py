@@ -88,8 +88,8 @@ def test_guesses_allocate_nothing(pack, allocations):
     slot, asked = lane.begin([7, 8, 9]), lane.model._guessing._pass
     lane.model.guess(lane.states[slot], 5, 0)
     with allocations:
-        for rows, number in ((1, 0), (activations.MOST_ROWS, 0), (1, 1)):
-            asked.run(rows, number)
+        for rows, number, named in ((1, 0, False), (activations.MOST_ROWS, 0, False), (1, 1, False), (1, 1, True)):
+            asked.run(rows, number, named=named)
         asked.remember(2)
     assert allocations.found == []
 

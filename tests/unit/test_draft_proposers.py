@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanes.drafts.chain import chain
+from lanes.drafts.chain import at_once, chain
+from lanes.drafts.drafter import Drafter
 from lanes.drafts.lookup import LEAST, MOST, Lookup
-from lanes.drafts.policy import Beliefs
+from lanes.drafts.policy import Beliefs, Guessed
 from lanes.drafts.proposal import NOTHING
 from lanes.request import Request, Sampling
+from lanes.runner import Likeliest
 from lanes.sampler import choose
 from tests.fakes.drafts import convinced
 from tests.fakes.naive_sampler import naive_distribution
@@ -91,8 +93,8 @@ def test_each_guess_is_the_next_ones_input():
         asked.append((token, number))
         return peaked(token + 1, 0.9)
 
-    proposal, count = chain(convinced(), guess, 5, 10, Sampling(), 3)
-    assert (proposal.ids, count, asked) == ((6, 7, 8), 3, [(5, 0), (6, 1), (7, 2)])
+    proposal, guessed = chain(convinced(), guess, 5, 10, Sampling(), 3)
+    assert (proposal.ids, guessed, asked) == ((6, 7, 8), Guessed(3), [(5, 0), (6, 1), (7, 2)])
     assert proposal.sure == pytest.approx((0.9, 0.9, 0.9), abs=1e-5)
     asked.clear()
     assert chain(convinced(), guess, 5, 10, Sampling(), 1)[0].ids == (6,)
@@ -102,21 +104,75 @@ def test_each_guess_is_the_next_ones_input():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_no_number_is_no_guess(bad):
     rows = [peaked(6, 0.9), np.full(40, bad, np.float32)]
-    proposal, count = chain(convinced(), lambda token, number: rows[number], 5, 10, Sampling(), 3)
-    assert (proposal.ids, count) == ((6,), 2)
+    proposal, guessed = chain(convinced(), lambda token, number: rows[number], 5, 10, Sampling(), 3)
+    assert (proposal.ids, guessed.count) == ((6,), 2)
     assert chain(convinced(), lambda token, number: None, 5, 10, Sampling(), 3)[0].ids == ()
 
 
-def test_doubtful_guesses_end_the_chain():
+def doubting() -> Beliefs:
+    """Rows cost half a window, and what the layer is least sure of is seldom right."""
     beliefs = convinced()
     times = tuple(
         replace(mean, value=value) for mean, value in zip(beliefs.windows_ns, (100, 150, 200, 250), strict=True)
     )
     trust = {source: replace(each, right=((0.05, *(0.9,) * 7),) * 3) for source, each in beliefs.trust.items()}
-    beliefs = replace(beliefs, windows_ns=times, trust=trust, round_ns=replace(beliefs.round_ns, value=100.0))
+    return replace(beliefs, windows_ns=times, trust=trust, round_ns=replace(beliefs.round_ns, value=100.0))
+
+
+def test_doubtful_guesses_end_the_chain():
     shares = (0.9, 0.06, 0.9)
-    proposal, count = chain(beliefs, lambda token, number: peaked(token + 1, shares[number]), 5, 10, Sampling(), 3)
-    assert (proposal.ids, count) == ((6,), 2)
+    proposal, guessed = chain(
+        doubting(), lambda token, number: peaked(token + 1, shares[number]), 5, 10, Sampling(), 3
+    )  # fmt: skip
+    assert (proposal.ids, guessed.count) == ((6,), 2)
+
+
+def test_guesses_at_once_are_asked_for_once():
+    asked, vocabulary = [], [3, 8, 21, 34]
+
+    def guesses(token, count):
+        asked.append((token, count))
+        return [Likeliest(place, 0.9) for place in (2, 1, 3)[:count]]
+
+    proposal, guessed = at_once(convinced(), guesses, 5, 3, vocabulary)
+    assert (proposal.ids, proposal.sure, guessed) == ((21, 8, 34), (0.9,) * 3, Guessed(3, True, (0.9,) * 3))
+    assert at_once(convinced(), guesses, 5, 2)[0].ids == (2, 1)
+    assert asked == [(5, 3), (5, 2)]
+
+
+def test_of_guesses_at_once_those_behind_a_doubtful_one_are_given_up():
+    shares = (0.9, 0.06, 0.9)
+    found = [Likeliest(6 + number, share) for number, share in enumerate(shares)]
+    proposal, guessed = at_once(doubting(), lambda token, count: found[:count], 5, 3)
+    assert (proposal.ids, guessed) == ((6,), Guessed(3, True, shares))
+    found[1] = found[2] = Likeliest(-1, 0.0)
+    proposal, guessed = at_once(convinced(), lambda token, count: found[:count], 5, 3)
+    assert (proposal.ids, guessed) == ((6,), Guessed(3, True, (0.9,)))
+    proposal, guessed = at_once(convinced(), lambda token, count: None, 5, 3)
+    assert (proposal.ids, proposal.asked, guessed) == ((), True, Guessed(3, True))
+
+
+def test_what_is_never_worth_a_row_is_not_asked_for():
+    trust = {source: replace(each, right=((0.05,) * 8,) * 3) for source, each in doubting().trust.items()}
+    beliefs = replace(doubting(), trust=trust)
+    assert at_once(beliefs, lambda token, count: pytest.fail("asked"), 5, 3) == (NOTHING, Guessed())
+
+
+def test_only_greedy_requests_of_a_layer_that_chains_are_guessed_at_once():
+    asked = []
+
+    def layer(slot, token, number, best):
+        asked.append((number, best))
+        return [Likeliest(7, 0.9)] * best if best else peaked(7, 0.9)
+
+    for chains, temperature, want in (
+        (True, 0.0, [(0, 3)]), (False, 0.0, [(0, 1), (1, 1), (2, 1)]), (True, 0.7, [(0, 0), (1, 0), (2, 0)]),
+    ):  # fmt: skip
+        asked.clear()
+        drafter = Drafter(3, layer, beliefs=convinced(), chains=chains)
+        request = Request("r", (1,) * 5, 10, Sampling(temperature=temperature))
+        proposal = drafter.begin(request).propose(0, 1, 4, 3)
+        assert (len(proposal.ids), asked) == (3, want)
 
 
 def test_a_narrow_vocabulary_is_translated():
@@ -188,8 +244,6 @@ def test_what_follows_a_wrong_draft_is_what_is_left():
 
 
 def test_fresh_beliefs_propose_nothing():
-    from lanes.drafts.drafter import Drafter
-
     random.seed(1)
     drafting = Drafter(3, lambda *_: peaked(1, 0.9), beliefs=Beliefs()).begin(Request("r", (1,) * 40, 10))
     assert drafting.propose(0, 1, 40, 3) is NOTHING, "before anything was measured"

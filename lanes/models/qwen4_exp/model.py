@@ -159,8 +159,13 @@ class Qwen4Exp:
         assert self.drafts is not None, "the model was loaded with its draft layer"
         self.drafts.narrow(token_ids)
 
+    @property
+    def chains(self) -> bool:
+        """One guess takes so long here that the next one is worth a thought."""
+        return False
+
     @torch.no_grad()
-    def guess(self, state: SequenceState, token: int, number: int, best: bool = False) -> torch.Tensor:
+    def guess(self, state: SequenceState, token: int, number: int, best: int = 0) -> torch.Tensor:
         """The draft layer's logits fp32 [V] (or of a narrower choice) of what follows `token`; see `DraftLayer`."""
         assert self.drafts is not None, "the model was loaded with its draft layer"
         return self.drafts.guess(state, token, number)

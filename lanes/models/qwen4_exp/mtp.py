@@ -58,10 +58,12 @@ class DraftLayer:
         self.thinking = Connected(spec, of.under("mlp_hyper_connection"), Moe(spec, of.under("mlp"), layer, experts))
         self.mixer = Mixer(spec, weights.under("hyper_connection_mixer"), injects=False)
         self.chained = torch.empty((0, wide))  # x' of the last guess, [1, S·H], from which the next one goes on
+        self.tokens: torch.Tensor | None = None  # of the head's rows, int64 [D]; None: all, in order
 
     def narrow(self, token_ids: Sequence[int]) -> None:
         """From now on only these tokens are named: `guess` answers with their logits [D], in this order."""
-        self.head = self.head[torch.tensor(token_ids, device=self.head.device)]
+        self.tokens = torch.tensor(token_ids, device=self.head.device)
+        self.head = self.head[self.tokens]
 
     def erase(self) -> None:
         """Zeroes what is kept of the last guess, which nothing may go on from then."""

@@ -19,7 +19,7 @@ def test_kernels_compile_without_spills(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     kernels, dense, fused, attention, mixing = json.loads(done.stdout)["kernels"].values()
     assert {"quantise", "gate_up", "down", "combine", "route", "jobs", "post"} <= set(kernels)
-    assert {"prepare", "rule", "step", "finish", "enter", "best", "uniform", "fetch"} <= set(dense)
+    assert {"prepare", "rule", "step", "finish", "enter", "best", "uniform", "fetch", "fetch_named"} <= set(dense)
     assert {"normed", "settle", "gate", "convolve"} <= set(dense)
     assert {"prepare", "score", "select", "merge_chunks", "attend", "merge_splits"} == set(attention)
     assert {"lower", "lift", "product", "product_into", "two_products", "enter", "leave"} == set(fused)

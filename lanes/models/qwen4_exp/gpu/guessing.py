@@ -1,10 +1,15 @@
 """Guesses of the draft layer on a GPU: what the host says to a pass, its graphs, and what comes of it.
 
-A first guess reads the rows that wait. The row of a first guess whose token was then accepted is remembered already: it
-waits no longer. Where nobody guesses, the rows that wait are remembered once a window has more than fit one pass with
-them, and nobody waits for that; a short prompt's go through the eager blocks.
+A first guess reads the rows that wait. Of likeliest tokens several guesses are enqueued at once, where kernels can read
+the embedding: the device takes each one's token to the next, and the host waits once. The row of a first guess whose
+token was then accepted is remembered already: it waits no longer. Where nobody guesses, the rows that wait are
+remembered once a window has more than fit one pass with them, and nobody waits for that; a short prompt's go through
+the eager blocks.
 
-Not here: what a pass launches (draft), what a guess is worth (lanes.drafts). Invariant: `DraftState`'s.
+What the host does between two windows is done with arrays and with views that were made once, as in `saying`.
+
+Not here: what a pass launches (draft), what a guess is worth (lanes.drafts). Invariants: `DraftState`'s; guesses at
+once are those that one after the other would be, to the bit.
 
 Letters: R rows, S streams, H hidden, D vocabulary of drafts.
 """
@@ -23,19 +28,25 @@ import torch
 
 from lanes import limits
 from lanes.device.capture import captured
+from lanes.device.mapped import mapped
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
 from lanes.models.qwen4_exp.gpu.angles import Places
 from lanes.models.qwen4_exp.gpu.draft import DraftPass
 from lanes.models.qwen4_exp.gpu.inputs import Inputs
 from lanes.models.qwen4_exp.gpu.moe import Launches
-from lanes.models.qwen4_exp.gpu.saying import HostRows
+from lanes.models.qwen4_exp.gpu.saying import HostRows, Ids
 from lanes.models.qwen4_exp.mtp import DraftLayer
 from lanes.models.qwen4_exp.rows import Rotary
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.state.seat import Seat
 from lanes.state.sequence import DraftState, SequenceState
 
-PASSES = (*((rows, 0) for rows in range(1, MOST_ROWS + 1)), *((1, number) for number in range(1, limits.MAX_DRAFTS)))
+# (rows, number, whether the device names its token)
+Pass = tuple[int, int, bool]
+FIRST: tuple[Pass, ...] = tuple((rows, 0, False) for rows in range(1, MOST_ROWS + 1))
+FURTHER: tuple[Pass, ...] = tuple((1, number, False) for number in range(1, limits.MAX_DRAFTS))
+NAMED: tuple[Pass, ...] = tuple((1, number, True) for number in range(1, limits.MAX_DRAFTS))
+Best = list[tuple[int, float]]  # of guesses: place of the greatest logit, -1 where one is not finite; its probability
 
 
 class DraftExperts(Launches, Protocol):
@@ -63,22 +74,36 @@ class Guessing:
     """Of one lane; its sequences are in the seat."""
 
     def __init__(
-        self, layer: DraftLayer, spec: Spec, experts: DraftExperts, seat: Seat,
+        self, layer: DraftLayer, spec: Spec, experts: DraftExperts, seat: Seat, streams: torch.Tensor,
         warm: Callable[[Callable[[], None]], None] | None,
     ) -> None:  # fmt: skip
-        """`warm(run)` runs a pass once and awaits it, before it is captured; None: launches are made one by one."""
+        """`streams` are those of the last window's rows, fp32 [most R, S * H]. `warm(run)` runs a pass once and awaits
+        it, before it is captured; None: launches are made one by one."""
         self._layer, self._experts, self._warm = layer, experts, warm
-        self._pass = DraftPass(layer, spec, experts, seat)
+        device = layer.head.device
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        embedding = layer.embedding if self._stream is None else mapped(layer.embedding)
+        self.chains = embedding is not None
+        self._pass = DraftPass(layer, spec, experts, seat, embedding)
         self._said, self._said_late = _Said.of(self._pass.said), _Said.of(self._pass.said_late)
+        self._said_further = [_Said.of(each) for each in self._pass.said_further]
+        self._best, self._share = self._pass.best[:, 0].numpy(), self._pass.share[:, 0].numpy()
         self._embedding = HostRows(layer.embedding)
         rotary = Rotary(spec.rotary_dim, spec.rope_theta, torch.device("cpu"))
         self._places = Places(rotary, spec.index_block_tokens, MOST_ROWS, after=1)
-        device = layer.head.device
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[Pass, torch.cuda.CUDAGraph] = {}
         self._remembering: dict[int, torch.cuda.CUDAGraph] = {}
         # Whose row behind its length is remembered: (state, its length, the token after it), until rows follow.
         self._guessed: tuple[weakref.ref[SequenceState], int, int] | None = None
+        home = seat.home.draft
+        assert home is not None, "states of a model that drafts have a part for drafts"
+        self.streams = streams
+        # Rows that follow, by how many wait and how many they are: to, from.
+        self._following = {
+            (waiting, rows): (home.streams[waiting : waiting + rows], streams[:rows])
+            for waiting in range(MOST_ROWS) for rows in range(1, MOST_ROWS + 1 - waiting)
+        }  # fmt: skip
+        self._ids: tuple[torch.Tensor, Ids] | None = None  # that wait in the seated sequence, also as an array
         self._take_head()
 
     @property
@@ -100,48 +125,68 @@ class Guessing:
         self.forget()
         self._pass.erase()
 
-    def follow(self, state: SequenceState, streams: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """As `DraftLayer.follow`."""
+    def follow(self, state: SequenceState, ids: Ids) -> None:
+        """As `DraftLayer.follow`, of the last window's first rows, which are these ids."""
         guessed, self._guessed = self._guessed, None
-        draft = state.draft
+        draft, rows = state.draft, len(ids)
         assert draft is not None
-        if guessed is not None and guessed[0]() is state and guessed[1:] == (state.length, int(token_ids[0])):
+        if guessed is not None and guessed[0]() is state and guessed[1:] == (state.length, int(ids[0])):
             draft.waiting = 0
-        if draft.waiting <= MOST_ROWS < draft.waiting + len(token_ids):
-            self._remember(state, draft, int(token_ids[0]))
-        self._layer.follow(state, streams, token_ids)
+        if draft.waiting <= MOST_ROWS < draft.waiting + rows:
+            self._remember(state, draft, int(ids[0]))
+        waiting = draft.waiting
+        views = self._following.get((waiting, rows))
+        if views is None:
+            self._layer.follow(state, self.streams[:rows], torch.from_numpy(ids))
+            return
+        views[0].copy_(views[1])
+        self._ids_of(draft)[waiting : waiting + rows] = ids
+        draft.waiting = waiting + rows
 
     @torch.no_grad()
-    def guess(self, state: SequenceState, token: int, number: int, best: bool) -> torch.Tensor:
-        """Logits fp32 [1, D], until the next guess; with `best` fp64 [2] in host memory: place and probability of the
-        greatest."""
+    def guess(self, state: SequenceState, token: int, number: int, best: int) -> torch.Tensor | Best:
+        """Logits fp32 [1, D], until the next guess; with `best` what is known of the greatest of up to so many guesses,
+        each the input of the next: of fewer only where the layer cannot chain."""
         draft = state.draft
         assert draft is not None
         self._experts.begin_guess()
+        number, place = min(number, limits.MAX_DRAFTS - 1), state.length - 1 + number
+        end = number + (min(best, limits.MAX_DRAFTS - number) if self.chains and best else 1)
+        for further in range(number + 1, end):
+            said = self._said_further[further - 1]
+            said.length[0] = place + further - number
+            self._places.into(said.angles, place + further - number, 1)
         if number == 0:
             self._layer.make_room(state)
             if draft.waiting > MOST_ROWS:
                 self._layer.catch_up(state, MOST_ROWS)
-            rows = draft.waiting
-            ids = [*draft.ids[1:rows].tolist(), token]
-            self._say(self._said, ids, state.length - rows)
-            self._launch(rows, 0)
-            draft.ids[0], draft.waiting = draft.ids[rows - 1], 1
+            rows, waiting = draft.waiting, self._ids_of(draft)
+            self._say(self._said, [*waiting[1:rows].tolist(), token], state.length - rows)
+            self._launch((rows, 0, False))
+            waiting[0], draft.waiting = waiting[rows - 1], 1
             self._guessed = weakref.ref(state), state.length, token
         else:
-            self._say(self._said, [token], state.length - 1 + number)
-            self._launch(1, min(number, limits.MAX_DRAFTS - 1))
+            self._say(self._said, [token], place)
+            self._launch((1, number, False))
+        for further in range(number + 1, end):  # launched while the one in front runs
+            self._launch((1, further, True))
         if self._stream is not None:
             self._stream.synchronize()  # what was said may be overwritten from here on
         if not best:
             return self._pass.logits
-        return torch.tensor([self._pass.best.item(), self._pass.share.item()], dtype=torch.float64)
+        return self._found(number, end)
+
+    def _found(self, number: int, end: int) -> Best:
+        """What is behind one that is no number is none either."""
+        found = list(zip(self._best[number:end].tolist(), self._share[number:end].tolist(), strict=True))
+        bad = next((at for at, (place, _) in enumerate(found) if place < 0), len(found))
+        return found[:bad] + [(-1, 0.0)] * (len(found) - bad)
 
     def _remember(self, state: SequenceState, draft: DraftState, token: int) -> None:
         """All rows that wait, `token` being the one after the last of them."""
         rows = draft.waiting
         if rows:
-            self._say(self._said_late, [*draft.ids[1:rows].tolist(), token], state.length - rows)
+            self._say(self._said_late, [*self._ids_of(draft)[1:rows].tolist(), token], state.length - rows)
             graph = self._remembering.get(rows)
             if graph is None:
                 self._pass.remember(rows)
@@ -149,16 +194,22 @@ class Guessing:
                 graph.replay()
         draft.waiting = 0
 
+    def _ids_of(self, draft: DraftState) -> Ids:
+        if self._ids is None or self._ids[0] is not draft.ids:
+            self._ids = draft.ids, draft.ids.numpy()
+        return self._ids[1]
+
     def _say(self, said: _Said, ids: list[int], start: int) -> None:
         """Rows from `start` on, of the tokens that follow them."""
         said.length[0] = start
         self._embedding.into(np.array(ids), said.embedded[: len(ids)])
         self._places.into(said.angles, start, len(ids))
 
-    def _launch(self, rows: int, number: int) -> None:
-        graph = self._graphs.get((rows, number))
+    def _launch(self, which: Pass) -> None:
+        graph = self._graphs.get(which)
         if graph is None:
-            self._pass.run(rows, number)
+            rows, number, named = which
+            self._pass.run(rows, number, named=named)
         else:
             graph.replay()
 
@@ -170,14 +221,16 @@ class Guessing:
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         pool = torch.cuda.graph_pool_handle()
+        passes = {
+            each: functools.partial(self._pass.run, each[0], each[1], named=each[2])
+            for each in (*FIRST, *FURTHER, *(NAMED if self.chains else ()))
+        }
         with torch.cuda.stream(stream):
-            for rows, number in PASSES:
-                self._warm(functools.partial(self._pass.run, rows, number))
+            for run in passes.values():
+                self._warm(run)
             self._warm(functools.partial(self._pass.remember, MOST_ROWS))
         torch.cuda.synchronize(device)
-        self._graphs = {
-            each: captured(functools.partial(self._pass.run, *each), pool=pool, stream=stream) for each in PASSES
-        }
+        self._graphs = {each: captured(run, pool=pool, stream=stream) for each, run in passes.items()}
         self._remembering = {
             rows: captured(functools.partial(self._pass.remember, rows), pool=pool, stream=stream)
             for rows in range(1, MOST_ROWS + 1)

@@ -1,7 +1,8 @@
 """What the host says to a window: where it stands, what was accepted of the last one, its rows' values.
 
 Embedding and n-gram rows are looked up by the host, which knows every token before its window. Parts lie one behind the
-other in one buffer on either side; n-gram rows, last of all, may be said later. Not here: what is computed from it.
+other in one buffer on either side; n-gram rows, last of all, may be said later, and where rows stand, first of all, may
+be said alone. Not here: what is computed from it.
 
 Letters: R rows, H hidden, P rotated pairs, D columns of an n-gram layer's rows.
 """
@@ -25,18 +26,19 @@ class Inputs:
 
     buffer: torch.Tensor  # uint8
     first: torch.Tensor  # uint8: of it, what a window begins with
+    places: torch.Tensor  # uint8: of that, all but the embedding
     length: torch.Tensor  # int32 [1]: tokens before the window
     accepted: torch.Tensor  # int32 [1]: rows of the window before that belong to the sequence
-    embedded: torch.Tensor  # fp32 [R, H]
     angles: torch.Tensor  # fp32 [4, R, P]: cos, sin of the rows; cos, sin of the blocks that end there
+    embedded: torch.Tensor  # fp32 [R, H]
     ngram: torch.Tensor  # fp32 [n-gram layers, R, D]
 
     @classmethod
     def of(cls, spec: Spec, device: torch.device | str, *, pinned: bool = False) -> Self:
         """Zeroed."""
         shapes: list[tuple[tuple[int, ...], torch.dtype]] = [
-            ((1,), torch.int32), ((1,), torch.int32), ((MOST_ROWS, spec.hidden), torch.float32),
-            ((4, MOST_ROWS, spec.rotary_dim // 2), torch.float32),
+            ((1,), torch.int32), ((1,), torch.int32), ((4, MOST_ROWS, spec.rotary_dim // 2), torch.float32),
+            ((MOST_ROWS, spec.hidden), torch.float32),
             ((len(spec.ngram_layers), MOST_ROWS, spec.ngram_dim), torch.float32),
         ]  # fmt: skip
         sizes = [4 * torch.Size(shape).numel() for shape, _ in shapes]
@@ -46,4 +48,4 @@ class Inputs:
         for (shape, dtype), size, room in zip(shapes, sizes, rooms, strict=True):
             views.append(buffer[at : at + size].view(dtype).view(shape))
             at += room
-        return cls(buffer, buffer[: sum(rooms[:-1])], *views)
+        return cls(buffer, buffer[: sum(rooms[:-1])], buffer[: sum(rooms[:-2])], *views)

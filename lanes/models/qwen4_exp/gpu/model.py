@@ -23,7 +23,7 @@ from lanes.models.errors import WindowError
 from lanes.models.near import Near
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
 from lanes.models.qwen4_exp.gpu.graphs import Graphs
-from lanes.models.qwen4_exp.gpu.guessing import DraftExperts, Guessing
+from lanes.models.qwen4_exp.gpu.guessing import Best, DraftExperts, Guessing
 from lanes.models.qwen4_exp.gpu.prompt import Fetched, use_kernels
 from lanes.models.qwen4_exp.gpu.saying import Ids, Saying
 from lanes.models.qwen4_exp.gpu.window import DecodeWindow
@@ -89,7 +89,9 @@ class GpuQwen4Exp:
         self._guessing: Guessing | None = None
         if inner.drafts is not None:
             warm = self._warm if capture else None
-            self._guessing = Guessing(inner.drafts, inner.spec, experts, self.seat, warm)
+            self._guessing = Guessing(
+                inner.drafts, inner.spec, experts, self.seat, self._window.streams(MOST_ROWS), warm
+            )  # fmt: skip
 
     def forward(
         self, window: Window, states: Mapping[int, SequenceState], meanwhile: Meanwhile = nothing
@@ -129,7 +131,7 @@ class GpuQwen4Exp:
         trial = state.trial
         if trial is None or trial.recurrent or self.seat.occupant is not state or not 1 <= rows <= trial.rows:
             return self._inner.commit(state, rows)  # of an eager window, or refused there
-        self._advance(state, trial.token_ids.numpy()[:rows], trial.streams)
+        self._advance(state, trial.token_ids.numpy()[:rows])
         state.trial = None
 
     def hint(self, ids: Sequence[int], start: int, end: int) -> None:
@@ -159,13 +161,18 @@ class GpuQwen4Exp:
         self._inner.narrow_guesses(token_ids)
         self._guessing.narrow()
 
-    def guess(self, state: SequenceState, token: int, number: int, best: bool = False) -> torch.Tensor:
-        """The draft layer's logits fp32 [V], until the next guess, or fp64 [2] of the best; the state is the one that
-        runs."""
+    @property
+    def chains(self) -> bool:
+        """Whether `guess` makes several at once."""
+        return self._guessing is not None and self._guessing.chains
+
+    def guess(self, state: SequenceState, token: int, number: int, best: int = 0) -> torch.Tensor | Best:
+        """The draft layer's logits fp32 [V], until the next guess, or the best of `best` guesses; the state is the one
+        that runs."""
         assert self._guessing is not None, "the model was loaded with its draft layer"
         self.take_seat(state)
         found = self._guessing.guess(state, token, number, best)
-        return found if best else found[0]
+        return found[0] if isinstance(found, torch.Tensor) else found
 
     @property
     def drafts(self) -> DraftLayer | None:
@@ -218,19 +225,17 @@ class GpuQwen4Exp:
         self._experts.think()
         self._wait()
         self._accepted = 0  # until somebody says which rows were right
-        streams = self._window.streams(rows) if window.trial or self._guessing is not None else None
         if window.trial:
-            state.trial = Trial(window.token_ids, streams=streams)
+            state.trial = Trial(window.token_ids, streams=self._window.streams(rows))
         else:
-            self._advance(state, ids, streams)
+            self._advance(state, ids)
         return best if window.best else logits
 
-    def _advance(self, state: SequenceState, ids: Ids, streams: torch.Tensor | None) -> None:
+    def _advance(self, state: SequenceState, ids: Ids) -> None:
         """The window's first rows, these ids, belong to the sequence; they enter its matrices with the next window."""
         rows = len(ids)
         if self._guessing is not None:
-            assert streams is not None
-            self._guessing.follow(state, streams[:rows], torch.from_numpy(ids))
+            self._guessing.follow(state, ids)
         shift_ids(self._context_of(state), ids)
         state.length += rows
         self._accepted = rows
