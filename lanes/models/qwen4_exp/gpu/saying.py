@@ -66,7 +66,7 @@ class HostRows:
 
     def into(self, ids: Ids, out: npt.NDArray[np.float32]) -> None:
         """out fp32 [R, H] = the rows ids [R]."""
-        rows = self._matrix[ids]
+        rows = self._matrix[ids] if len(ids) > 1 else self._matrix[ids[0]]  # where it lies, half the time of a gather
         if self._halves:
             np.left_shift(rows, 16, out=out.view(np.uint32), dtype=np.uint32)
         else:
