@@ -28,6 +28,9 @@ from lanes.models.qwen4_exp.mtp import DraftLayer
 from lanes.runner import Likeliest
 from lanes.state.sequence import SequenceState
 
+# Guesses at once, then a window of them and the token in front: how many of its rows are right; 0: single windows.
+ROUNDS = ((3, 1), (2, 3), (3, 0), (1, 2), (3, 4), (2, 1))
+
 
 class Heard:
     """What the windows of a lane, and of the one that reads its prompts, tell their draft layer."""
@@ -166,8 +169,54 @@ def streams(ground: Ground) -> str:
     return apart(got, want, tolerance(ground.pack), *rounded)
 
 
+def at_once(ground: Ground) -> str:
+    """By one call, which the device goes on with by itself, against one by one on another lane: what they name and all
+    that they leave, to the bit, also once a window has come after them, of whichever length and outcome."""
+    lanes = [ground.lane(drafts=True) for _ in range(2)]
+    assert all(lane.model.chains for lane in lanes), "kernels read the embedding"
+    slots = [lane.begin(ground.ids[: ground.prompt]) for lane in lanes]
+    states, made = [lane.states[slot] for lane, slot in zip(lanes, slots, strict=True)], 0
+    for token, (count, right) in zip(ground.rest, ROUNDS, strict=False):
+        found = lanes[0].model.guess(states[0], token, 0, best=count)
+        assert isinstance(found, list)
+        _like(found, lanes[1], states[1], token)
+        _alike(states, count)
+        for lane, slot in zip(lanes, slots, strict=True):
+            lane.experts.end_window()
+            if right:
+                lane.trial([token, *(place for place, _ in found)], slot, right)
+            else:  # a silence
+                lane.windows([token, *(place for place, _ in found)], slot, [1])
+        _alike(states, 0)
+        made += count
+    return f"{made} guesses"
+
+
+def _like(found: Sequence[tuple[int, float]], lane: Lane, state: SequenceState, token: int) -> None:
+    for number, each in enumerate(found):
+        assert each[0] >= 0, "a guess that names something"
+        assert 0 < each[1] <= 1
+        assert lane.model.guess(state, token, number, best=1) == [each], (number, each)
+        token = each[0]
+
+
+def _alike(states: Sequence[SequenceState], guesses: int) -> None:
+    """Two states have the same for the draft layer, and what so many guesses have written past the end."""
+    mine, its = states
+    assert mine.draft is not None
+    assert its.draft is not None
+    waiting, layer = mine.draft.waiting, max(mine.attention)
+    assert (mine.length, waiting) == (its.length, its.draft.waiting)
+    assert torch.equal(mine.draft.streams[:waiting], its.draft.streams[:waiting])
+    assert torch.equal(mine.draft.ids[:waiting], its.draft.ids[:waiting])
+    rows = mine.length - waiting + guesses
+    for ours, theirs in zip(*(each.attention[layer].of(0, rows) for each in states), strict=True):
+        assert torch.equal(ours, theirs), "keys and values of the draft layer"
+
+
 GUESSES: dict[str, Case] = {
     "streams that guesses read": streams,
     "guesses in the GPU's types": guesses,
     "guesses after a silence": late_guesses,
+    "guesses at once": at_once,
 }
