@@ -154,17 +154,29 @@ def _size(stretch: Stretch, rows: int) -> dict[str, float]:
     }
 
 
+class Fixed(Mean):
+    """A value that nothing moves."""
+
+    __slots__ = ()
+
+    def with_value(self, value: float, weight: float) -> Mean:
+        """Itself."""
+        return self
+
+
 def certain() -> Beliefs:
     """What a lane believes that has found drafts to be free and always right, and cannot be told otherwise."""
     always = 1 << 30
+    long, nothing = Fixed(1e15, always), Fixed(1.0, always)
     beliefs = Beliefs(
-        windows_ns=(Mean(1e15, always),) * MAX_WINDOW_TOKENS, spare=MOST_SPARE, round_ns=Mean(1e15, always)
-    )
+        windows_ns=(long,) * MAX_WINDOW_TOKENS, guess_ns=nothing, calls_ns=(nothing,) * MAX_DRAFTS, tokens=nothing,
+        round_ns=long, spare=MOST_SPARE,
+    )  # fmt: skip
     trust = {
-        source: replace(each, right=((1.0,) * LEVELS,) * MAX_DRAFTS, gain=Mean(1.0, always))
+        source: replace(each, right=((1.0,) * LEVELS,) * MAX_DRAFTS, gain=nothing, most_right=MAX_DRAFTS)
         for source, each in beliefs.trust.items()
     }
-    return replace(beliefs, trust=trust, guess_ns=Mean(1.0, always), tokens=Mean(1.0, always))
+    return replace(beliefs, trust=trust)
 
 
 def _tokens_per_pass(answer: Answered) -> float:

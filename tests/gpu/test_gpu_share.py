@@ -31,7 +31,8 @@ def rig():
             return made[-1]
 
         rig.share = share  # what a test opens is closed, too
-        rig.share(counts, **options).doorbell = doorbell(*made[-1].words)
+        first = rig.share(counts, **options)
+        first.doorbell = doorbell(*first.words)
         return rig
 
     yield make
