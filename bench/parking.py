@@ -51,7 +51,6 @@ from lanes.state.seat import Seat
 from lanes.state.sequence import SequenceState
 from lanes.state.shape import StateShape
 from lanes.state.snapshot import Identity
-from lanes.window import Window
 from shared_experts.park_server import ParkServer
 
 ADDED_TOKENS = 300
@@ -94,7 +93,7 @@ class Lane:
                 if tensor.is_floating_point():
                     tensor.normal_()
             state.length = end
-            self.held.read(Window.of_sequence(list(prompt[known:end]), known, begun.slot))
+            self.held.read(begun.slot, known, prompt[known:end])
             self.held.checkpoint(begun.slot)
             known = end
         self.held.end(begun.slot)

@@ -165,7 +165,8 @@ class Engine:
             try:
                 if not self._wait():
                     return
-                self._admit(visit)
+                if len(self._accepted) > len(visit.running):
+                    self._admit(visit)
                 self._step(visit)
             except Exception as raised:  # also in what is done while nothing runs
                 self._fail(_failure(raised), visit)
@@ -214,10 +215,11 @@ class Engine:
             visit.turns.took(self._clock() - began_ns, visitor=visitor)
         if others:
             self._runner.settle()
-        with self._changed:
-            waiting = [one for one in self._accepted if one is not generation and one.begun.slot < 0]
-        for one in waiting:
-            one.waited_windows += 1
+        if len(self._accepted) > 1:
+            with self._changed:
+                waiting = [one for one in self._accepted if one is not generation and one.begun.slot < 0]
+            for one in waiting:
+                one.waited_windows += 1
         for other in others:
             other.before = other.before.plus(self._counters.since(before))
             if other.cancelled():

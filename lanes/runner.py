@@ -177,11 +177,13 @@ class ModelRunner:
         if (slot := window.runs()[0][0]) in self._conversations:  # two tenants' generations may run by turns
             self._turn_to(self._conversations[slot].tenant)
         try:
-            logits = self._model.forward(window, self._states, meanwhile).cpu().numpy()
+            found = self._model.forward(window, self._states, meanwhile)
         except Interrupted:
             return None
+        logits = (found if found.is_cpu else found.cpu()).numpy()
         if not window.trial:
-            self._conversations.read(window)
+            for slot, first, end in window.runs():
+                self._conversations.read(slot, window.position(first), window.ids[first:end])
         return greedy(logits) if window.best and logits.ndim == 2 else logits
 
     def commit(self, slot: int, rows: int) -> None:
@@ -191,7 +193,7 @@ class ModelRunner:
         self._model.commit(state, rows)
         self._experts.keep(rows)
         if trial is not None:
-            self._conversations.read(Window.of_sequence(trial.token_ids[:rows].tolist(), start, slot))
+            self._conversations.read(slot, start, trial.token_ids.numpy()[:rows])
 
     def guess(self, slot: int, token: int, number: int, best: int = 0) -> Row | list[Likeliest] | None:
         """Asks the draft layer."""

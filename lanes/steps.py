@@ -232,6 +232,6 @@ class Steps:
             return None
         self._watch.done()
         self._counters.windows += 1
-        if not ((logits >= 0) if window.best else np.isfinite(logits)).all():
+        if not (min(logits.tolist()) >= 0 if window.best else np.isfinite(logits).all()):
             raise NonFiniteLogits("the model's logits are not finite")
         return logits

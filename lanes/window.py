@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+Ids = npt.NDArray[np.int64]
 Runs = list[tuple[int, int, int]]
 Meanwhile = Callable[[], None]  # what the host has to do while a window is computed, or before; it never waits
 
@@ -25,31 +26,33 @@ def nothing() -> None:
     """Nothing is to be done meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Rows to run. All tensors are 1-D of length R on the CPU; `seq` holds state slot numbers."""
+    """Rows to run. Tensors are made when they are asked for: between two decode windows each of them costs more than
+    the rest of what is said here, and nobody there asks."""
 
-    token_ids: torch.Tensor  # int64 [R]
-    positions: torch.Tensor  # int64 [R], absolute, from 0
-    seq: torch.Tensor  # int64 [R]
+    ids: Ids  # [R], the tokens
+    _runs: Runs
     want_logits: torch.Tensor  # bool [R]
+    wants_all: bool  # logits of every row
+    _start: int  # the first row's position, from where one sequence's go on;
+    _positions: torch.Tensor | None = None  # else those of all rows
     trial: bool = False  # the rows may be rejected: states do not move before a commit
     steered: bool = False  # a prompt's: where the lane routes prompts to resident experts, these rows are
     best: bool = False  # of rows that want logits, only each one's greatest is asked for, by its id
-    _runs: Runs | None = field(default=None, repr=False, compare=False)  # where they are known
-    ids: npt.NDArray[np.int64] = field(init=False, repr=False, compare=False)  # the tokens as an array
-    wants_all: bool = field(init=False, repr=False, compare=False)  # logits of every row
 
-    def __post_init__(self) -> None:
-        shape = self.token_ids.shape
+    @classmethod
+    def of_rows(
+        cls, token_ids: torch.Tensor, positions: torch.Tensor, seq: torch.Tensor, want_logits: torch.Tensor
+    ) -> Window:
+        """Of any sequences: the rows' tokens, absolute positions from 0, state slot numbers (int64 [R] on the CPU) and
+        whether their logits are wanted (bool [R])."""
+        shape = token_ids.shape
         assert shape[0] > 0, "a window has at least one row"
         assert len(shape) == 1
-        assert self.positions.shape == self.seq.shape == self.want_logits.shape == shape
-        tell = object.__setattr__  # what is asked for several times a token
-        tell(self, "ids", self.token_ids.numpy())
-        tell(self, "wants_all", bool(self.want_logits.numpy().all()))
-        if self._runs is None:
-            tell(self, "_runs", _runs(self.seq.numpy()))
+        assert positions.shape == seq.shape == want_logits.shape == shape
+        runs, wants_all = _runs(seq.numpy()), bool(want_logits.all())
+        return cls(token_ids.numpy(), runs, want_logits, wants_all, int(positions[0]), positions)
 
     @classmethod
     def of_sequence(
@@ -65,15 +68,42 @@ class Window:
     ) -> Window:
         """Rows of one sequence from absolute position `start`; `logits` is "none", "last" or "all"."""
         rows = len(token_ids)
-        ids, positions, seq = np.array(token_ids, np.int64), np.arange(start, start + rows), np.full(rows, slot)
-        tensor, want = torch.from_numpy, _wanted(rows, logits)
-        runs = [(slot, 0, rows)]
-        return cls(tensor(ids), tensor(positions), tensor(seq), want, trial, steered, best, runs)
+        assert rows > 0, "a window has at least one row"
+        wants_all = logits == "all" or (logits == "last" and rows == 1)
+        want = _wanted(rows, logits)
+        return cls(np.array(token_ids, np.int64), [(slot, 0, rows)], want, wants_all, start, None, trial, steered, best)
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """int64 [R]."""
+        return torch.from_numpy(self.ids)
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """int64 [R], absolute, from 0."""
+        if self._positions is not None:
+            return self._positions
+        return torch.arange(self._start, self._start + len(self.ids))
+
+    @property
+    def seq(self) -> torch.Tensor:
+        """State slot numbers, int64 [R]."""
+        return torch.tensor([slot for slot, first, end in self._runs for _ in range(first, end)])
 
     def runs(self) -> Runs:
         """(slot, first row, end row) of each sequence's contiguous rows, in window order."""
-        assert self._runs is not None
         return self._runs
+
+    def position(self, row: int) -> int:
+        """Of one row."""
+        return self._start + row if self._positions is None else int(self._positions[row])
+
+    def consecutive(self, first: int, end: int) -> bool:
+        """Whether each of the rows first..end-1 stands right behind the one before it."""
+        if self._positions is None:
+            return True
+        start = self.position(first)
+        return self._positions[first:end].tolist() == list(range(start, start + end - first))
 
 
 @functools.lru_cache(maxsize=16)

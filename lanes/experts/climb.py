@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 STEP = 0.25  # of the bias: 19 % of the CPU's cost
 MOST_BIAS = 4.0
 BLOCK = 16  # windows
-SKIPPED = 2  # windows of a block: the first ones after a change
+SKIPPED = 2  # windows of a block: the first ones after a change, which comes one window late
 PAIRS_LEAST, PAIRS_MOST = 6, 24
 WINS, LOSES = 3.0, 1.0  # errors of the mean difference
 MARGIN = 0.005  # of the present's mean

@@ -9,7 +9,7 @@ What other parts use:
     logits = model.forward(window, pool)               fp32 [n wanted, V], in row order; any Mapping[slot, state] does
     model.hint(ids, start, end)                        those tokens come soon: what they need from disk is read ahead
     model.forget_hints()                               they will not come
-    model.forward(Window(..., trial=True), pool)       drafts: logits as ever, but no state moves
+    model.forward(Window.of_sequence(..., trial=True), pool)  drafts: logits as ever, but no state moves
     model.commit(pool[slot], rows)                     so many of them were right: the state moves by these
     model.guess(pool[slot], token, number)             load_model(..., drafts=True): the draft layer's logits
     pool[slot].length                                  tokens in the state: where the next window starts

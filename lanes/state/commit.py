@@ -42,8 +42,12 @@ def commit(state: SequenceState, rows: int, rule: Rule) -> None:
 
 def shift_ids(tail: npt.NDArray[np.int64], new: npt.NDArray[np.int64]) -> None:
     """`shift` of token ids: of few values, cheaper as arrays."""
-    together = np.concatenate((tail, new))
-    tail[:] = together[len(together) - len(tail) :]
+    kept = len(tail) - len(new)
+    if kept <= 0:
+        tail[:] = new[-kept:]
+        return
+    tail[:kept] = tail[-kept:]
+    tail[kept:] = new
 
 
 def shift(tail: torch.Tensor, new: torch.Tensor) -> None:

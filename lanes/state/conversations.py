@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from laneproto.chain import BLOCK_TOKENS
 from lanes import limits
@@ -27,7 +28,6 @@ from lanes.state.pool import Branch, StatePool
 from lanes.state.prefixes import Place, PrefixLog
 from lanes.state.resident import Resident
 from lanes.state.reuse import Ids, least_missed
-from lanes.window import Window
 
 SMALL_TAIL = 8  # a conversation loses little when no more than this fraction of what is kept is lost
 
@@ -65,11 +65,10 @@ class Conversations:
         self._tell()
         return Begun(resident.slot, cached, restored)
 
-    def read(self, window: Window) -> None:
-        """A pass over the window has ended: its tokens are in the states."""
-        for slot, first, end in window.runs():
-            if resident := self._residents.get(slot):
-                resident.write(int(window.positions.numpy()[first]), window.ids[first:end])
+    def read(self, slot: int, start: int, ids: Sequence[int] | npt.NDArray[np.int64]) -> None:
+        """A pass has ended: these tokens are in the slot's state, from position `start` on."""
+        if resident := self._residents.get(slot):
+            resident.write(start, ids)
 
     def checkpoint(self, slot: int) -> None:
         """Keeps the state as it is now, if there is room for it."""

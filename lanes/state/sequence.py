@@ -347,6 +347,8 @@ class SequenceState:
         """Makes room for `tokens` rows in all, doubling up to the capacity."""
         if tokens > self.capacity_tokens:
             raise CapacityExceeded(tokens, self.capacity_tokens)
+        if self.seated:  # which has room for the longest
+            return
         for attention in self.attention.values():
             if tokens > attention.rows:
                 rows = min(self.capacity_tokens, max(tokens, FIRST_ROWS, 2 * attention.rows))

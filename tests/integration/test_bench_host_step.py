@@ -38,3 +38,14 @@ def test_a_window_is_launched_before_its_token_is_sent_and_counted(tmp_path, mon
     for at in range(11):
         assert order[8 + 8 * at :][:8] == [*launch, "send", "think", "wait", "end"]
     assert order.count("send") == 12
+
+
+def test_a_draft_layer_guesses_and_windows_have_its_drafts(tmp_path, monkeypatch):
+    guessed, real = [], host_step.Device._guess
+    monkeypatch.setattr(host_step.Device, "_guess", lambda self, *a, **b: guessed.append(a) or real(self, *a, **b))
+    monkeypatch.setattr(host_step, "LAYERS", 4)
+    monkeypatch.setattr(host_step, "EXPERTS", 32)
+    sizes = dataclasses.replace(host_step.SIZES, vocab_size=512)
+    figures = host_step.measure(tmp_path, 30, 1e-3, sizes, drafts=True)
+    assert guessed
+    assert 0 < figures["first_us"] <= figures["between_us"]

@@ -86,7 +86,7 @@ def test_several_sequences_in_one_window(pair):
     (twin, drafts), ids = pair, prompt(70)
     states = {0: twin.state(), 1: twin.state()}
     cut = 30
-    window = Window(
+    window = Window.of_rows(
         torch.tensor(ids), torch.cat((torch.arange(cut), torch.arange(len(ids) - cut))),
         torch.tensor([0] * cut + [1] * (len(ids) - cut)), torch.zeros(len(ids), dtype=torch.bool),
     )  # fmt: skip

@@ -182,7 +182,9 @@ def test_what_is_no_window(pack):
         lane.model.forward(Window.of_sequence([300], 0, first), lane.states)
     with pytest.raises(WindowError, match="positions"):
         lane.model.forward(Window.of_sequence([3], 1, first), lane.states)
-    both = Window(torch.tensor([3, 4]), torch.tensor([0, 0]), torch.tensor([first, second]), torch.tensor([True, True]))
+    both = Window.of_rows(
+        torch.tensor([3, 4]), torch.tensor([0, 0]), torch.tensor([first, second]), torch.tensor([True, True])
+    )
     with pytest.raises(WindowError, match="one sequence"):
         lane.model.forward(both, lane.states)
 

@@ -146,7 +146,7 @@ def test_a_pass_that_fails_breaks_its_states_until_a_reset(pair, monkeypatch):
 )
 def test_windows_that_do_not_continue_their_states(pair, ids, positions, slots, reason):
     states = {0: pair.state(), 1: pair.state()}
-    window = Window(*map(torch.tensor, (ids, positions, slots)), torch.ones(len(ids), dtype=torch.bool))
+    window = Window.of_rows(*map(torch.tensor, (ids, positions, slots)), torch.ones(len(ids), dtype=torch.bool))
     with pytest.raises(WindowError, match=reason):
         pair.model.forward(window, states)
     assert not any(state.broken or state.length for state in states.values())

@@ -12,7 +12,7 @@ from lanes.counters import Counters
 from lanes.state.conversations import Conversations
 from lanes.state.errors import UnknownSlot
 from lanes.state.pool import StatePool
-from tests.fakes.states import SHAPE, WIDE, fresh, read, same, window
+from tests.fakes.states import SHAPE, WIDE, fresh, read, same
 
 CONTEXT = 64
 
@@ -29,7 +29,7 @@ def feed(held, slot, ids, *, cut=100):
         part = ids[start : start + cut]
         at = held.pool[slot].length
         read(held.pool[slot], part)
-        held.read(window(slot, at, part))
+        held.read(slot, at, part)
 
 
 def turn(held, prompt, answer=(), tenant=b"", *, marks=()):

@@ -148,6 +148,20 @@ def test_the_split_follows_what_the_threads_layers_took(rig, monkeypatch):
     assert len(told) == 1, "a split that was given stays"
 
 
+def test_the_split_is_searched_for_beside_the_next_window(rig, monkeypatch):
+    """So that between two windows nothing is worked out; the window after that one has it."""
+    monkeypatch.setattr("lanes.experts.gpu.share._LOOK", 2)
+    monkeypatch.setattr("lanes.experts.cpu_line.LEAST", 2.0)
+    r, told = rig(), []
+    share = r.experts.share
+    share.on_split = told.append
+    share.search(rates.Rates(link_us=1e6, cpu_us=1e6, cpu_start_us=0.0, link_alone_us=1e6, cpu_alone_us=1e6))
+    for seed in range(3):
+        assert not told
+        r.shared_window(seed, 1, thinking=True)
+    assert len(told) == 1
+
+
 def test_a_window_tells_what_its_layers_took_and_whose_their_misses_were(rig, monkeypatch):
     counts = np.arange(4 * CHOSEN + 1, dtype=np.int32) // 2
     r, told = rig(slots=6, counts=counts), []
@@ -155,7 +169,9 @@ def test_a_window_tells_what_its_layers_took_and_whose_their_misses_were(rig, mo
     for seed, rows in enumerate((1, 4, 2)):
         resident = r.cache.resident.copy()
         r.shared_window(seed, rows)
-        seen_rows, times, sides = told.pop()
+        seen_rows, lapse, sides = told.pop()
+        times = lapse.layers_ns
+        assert lapse.window_ns > 0
         assert seen_rows == rows
         assert times.shape == (LAYERS, 2)
         assert (np.diff(times.reshape(-1)) >= 0).all()
@@ -180,7 +196,7 @@ def test_the_split_follows_what_the_link_is_seen_to_take(rig, monkeypatch):
     share.on_split = told.append
     share.search(rates.Rates(link_us=1e6, cpu_us=1e3, cpu_start_us=0.0, link_alone_us=1e6, cpu_alone_us=1e6))
     assert share.counts[CHOSEN] == CHOSEN
-    for seed in range(4):
+    for seed in range(2):
         r.shared_window(seed, 1)
     assert told[-1].link_us == 1e-3
     assert share.counts[CHOSEN] == 0

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from lanes.counters import Counters
 from lanes.experts.gpu.prompt import Borrowed
+from lanes.experts.gpu.share import Lapse
 from lanes.experts.policy import Ints, Touched
 
 
@@ -28,7 +29,7 @@ class Ended:
     resident: npt.NDArray[np.bool_]  # [L, E]
     kept: int  # rows that were right
     borrowed: Borrowed | None
-    times: npt.NDArray[np.int64] | None = None  # [L, 2] of its layers, where the CPU had its share (Share.end)
+    lapse: Lapse | None = None  # where the CPU had its share
 
     def touched(self) -> Touched:
         """What the cache learns from."""

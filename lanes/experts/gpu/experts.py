@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lanes import limits
@@ -61,7 +62,9 @@ class GpuExperts:
         self.share: Share | None = None
         self.decoder_layers = info.layers - info.draft_layers
         self._open = self._shared = False  # between begin_window and end_window; with the CPU's share
-        self._resident_then = cache.resident.copy()  # when the window began
+        # A version of the table, and a copy of what was resident by it.
+        self._copied: tuple[int, npt.NDArray[np.bool_]] = (-1, cache.resident)
+        self._resident_then: npt.NDArray[np.bool_] | None = None  # when the window began, if the table has moved on
         self.recorder: Callable[[Touched], None] | None = None  # is told of every finished window
         # Is told of a finished pass: its rows, and how long a layer's took before their experts could begin.
         self.paced: Callable[[int, float], None] = lambda rows, seconds: None
@@ -108,7 +111,6 @@ class GpuExperts:
         self._rows = self._kept = rows
         self._open = True
         self._cache.take()
-        self._resident_then = self._cache.resident.copy()
         self._version = self._cache.version  # the first layer's launch fetches it
         if self.share is not None:
             self.share.begin(self.decoder_layers)
@@ -221,12 +223,11 @@ class GpuExperts:
         if (self._is_wide or not self._open) and self.device.type == "cuda":  # nobody has waited for the stream
             torch.cuda.current_stream(self.device).synchronize()
         borrowed = self._prompt.end_window()
-        times = self.share.end(self._rows) if self.share is not None and self._shared else None
-        ended = Ended(
-            self._seen[:-1, : self._rows].copy(), self._first_key, self._wide.copy() if self._is_wide else None,
-            self._resident_then if self._open else self._cache.resident.copy(), self._kept, borrowed,
-            times,
-        )  # fmt: skip
+        lapse = self.share.end() if self.share is not None and self._shared else None
+        resident = self._residents() if self._resident_then is None else self._resident_then
+        wide = self._wide.copy() if self._is_wide else None
+        log = self._seen.copy()[:-1, : self._rows]
+        ended = Ended(log, self._first_key, wide, resident, self._kept, borrowed, lapse)
         self._cache.pause(lambda: self._tell(ended))
         if not self._is_wide and not self._open:  # nothing runs beside what comes next
             self._cache.settle()
@@ -234,6 +235,8 @@ class GpuExperts:
 
     def think(self) -> None:
         """Counts the last window and lets the cache plan, while another one runs."""
+        if self._open and self._resident_then is None:
+            self._resident_then = self._residents()
         # Its first layer has told what it chose: the launch before that has fetched the table.
         self._cache.think(unread=self._open and int(self._seen[0, 0, 0]) >= 0)
 
@@ -245,8 +248,8 @@ class GpuExperts:
         ended.count(self._counters, self._cache.record_bytes)
         if ended.borrowed is not None and (seconds := ended.borrowed.prelude.seconds()) is not None:
             self.paced(ended.kept, seconds)
-        if self.share is not None and ended.times is not None:
-            self.share.learn(ended.log.shape[1], ended.times, ended.sides(len(ended.times)))
+        if self.share is not None and ended.lapse is not None:
+            self.share.learn(ended.log.shape[1], ended.lapse, ended.sides(len(ended.lapse.layers_ns)))
         touched = ended.touched()
         if self.recorder is not None and touched.keys.shape[0]:
             self.recorder(touched)
@@ -261,6 +264,13 @@ class GpuExperts:
             self._is_wide = False
         self._calls = [0] * len(self._calls)
         self._open = self._shared = False
+        self._resident_then = None
+
+    def _residents(self) -> npt.NDArray[np.bool_]:
+        """What is resident, [L, E]: a copy that nobody changes, the same one until the table is another."""
+        if self._copied[0] != self._cache.version:
+            self._copied = self._cache.version, self._cache.resident.copy()
+        return self._copied[1]
 
     def _entry(self, layer: int, turn: int) -> torch.Tensor:
         """Where in the log the ids of a call go."""

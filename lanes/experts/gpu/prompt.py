@@ -119,8 +119,10 @@ class PromptExperts:
 
     def end_window(self) -> Borrowed | None:
         """Gives back what was borrowed, and what can be asked about it once the device has finished."""
-        self._lent.close()
         self._expected = None
+        if not self._open:
+            return None
+        self._lent.close()
         borrowed, self._feed, self._borrowed, self._open = self._borrowed, None, None, False
         return borrowed
 

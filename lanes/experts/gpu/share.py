@@ -5,7 +5,8 @@ they compute is then void. Inside a window (`begin` .. `end`) the thread answers
 the window and stays. Not here: which way of ringing works (probe), how many misses
 the CPU should take (cpu_line, link_cost, climb).
 
-Invariant: the table of counts changes between windows only.
+Invariant: the device's table of counts changes between windows only; what changes it while a window runs stands behind
+that in the stream.
 
 Letters: L layers, E experts, R rows of a window, K experts per row, P = R * K pairs, H hidden.
 """
@@ -39,6 +40,15 @@ _ALIGNMENT_BYTES = 64
 _LOOK = 8  # windows between two looks at what the CPU took
 _TELL, _TELL_LOOKS = 0.1, 64  # the part by which the CPU's time must have changed to be told, and how often it is
 _SETTLE_S = 5.0  # from the last answer to the thread's own word that it is idle
+
+
+@dataclass(frozen=True, slots=True)
+class Lapse:
+    """What a window took, as copies: whoever learns from it does so while the next one runs."""
+
+    window_ns: int
+    layers_ns: npt.NDArray[np.int64]  # [L, 2] when each one's doorbell was seen and answered
+    spent: npt.NDArray[np.int64]  # [P + 1, 2] by the thread, until then
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,29 +143,34 @@ class Share:
         self._windows = self._quiet_looks = self._learnt = 0
         self._set(self._wanted(self._link))
 
-    def learn(self, rows: int, times: npt.NDArray[np.int64], sides: npt.NDArray[np.int64]) -> None:
-        """Of a window that has ended, at any time before the next one does: its layers' times, as `end` gave them, and
-        how many of their experts were the CPU's and how many the link's, [L, 2]."""
-        if self._link is None or len(times) < 2:
+    def learn(self, rows: int, lapse: Lapse, sides: npt.NDArray[np.int64]) -> None:
+        """Of a window of `rows` rows that has ended, at any time before the next one does: what `end` gave, and how
+        many of its layers' experts were the CPU's and how many the link's, [L, 2].
+
+        A split that this changes is that of the next window to begin: what runs meanwhile has all its launches.
+        """
+        if self._link is None:
             return
-        layer_us, cpu_us = np.diff(times[:, 0]) / 1e3, (times[:, 1] - times[:, 0]) / 1e3 * (sides[:, 0] > 0)
-        self._link = link_cost.after(self._link, rows, layer_us, cpu_us[:-1], sides[:-1, 1])
-        self._learnt += 1
-        if self._learnt % _LOOK == 0:
-            self._link = link_cost.judged(self._link, _LOOK)
+        times = lapse.layers_ns
+        if len(times) > 1:
+            layer_us, cpu_us = np.diff(times[:, 0]) / 1e3, (times[:, 1] - times[:, 0]) / 1e3 * (sides[:, 0] > 0)
+            self._link = link_cost.after(self._link, rows, layer_us, cpu_us[:-1], sides[:-1, 1])
+            self._learnt += 1
+            if self._learnt % _LOOK == 0:
+                self._link = link_cost.judged(self._link, _LOOK)
+        self._search_on(rows, lapse, self._link)
 
     def _wanted(self, link: Known) -> I32:
         line = self._seen.line.times(2.0**self._climb.used)
         return cpu_share_table(len(self._counts) - 1, link.link_us, line.each_us, line.start_us)
 
-    def _search_on(self, rows: int, window_ns: int, link: Known) -> None:
-        """After a window of `rows` rows; between windows only."""
-        before, self._climb = self._climb, after(self._climb, rows, window_ns)
+    def _search_on(self, rows: int, lapse: Lapse, link: Known) -> None:
+        before, self._climb = self._climb, after(self._climb, rows, lapse.window_ns)
         self._windows += 1
         if looks := self._windows == _LOOK:
-            layers, ns = (self._spent - self._looked).T
+            layers, ns = (lapse.spent - self._looked).T
             self._seen = cpu_line.after(self._seen, _LOOK, layers, ns)
-            np.copyto(self._looked, self._spent)
+            np.copyto(self._looked, lapse.spent)
             self._windows, self._quiet_looks = 0, max(0, self._quiet_looks - 1)
         if looks or self._climb.used != before.used:
             counts = self._wanted(link)
@@ -177,21 +192,23 @@ class Share:
         self._layers = layers
         self._began_ns = time.monotonic_ns()
 
-    def end(self, rows: int) -> npt.NDArray[np.int64]:
-        """The window's launches, of so many rows, have finished: when its layers' doorbells were seen and answered, ns
-        [L, 2].
+    def end(self) -> Lapse:
+        """The window's launches have finished.
 
         Raises HandshakeLost where the two sides lost each other.
         """
         window_ns = time.monotonic_ns() - self._began_ns
+        if self._thread.check():
+            self._settle()
+        self._rest()
+        return Lapse(window_ns, self._times[: self._layers].copy(), self._spent.copy())
+
+    def _settle(self) -> None:
+        """Until the thread says that it is idle."""
         until_s = time.monotonic() + _SETTLE_S
         while self._thread.check():
             if time.monotonic() > until_s:
                 raise HandshakeLost("the window ended before the CPU's share of it")
-        self._rest()
-        if self._link is not None:
-            self._search_on(rows, window_ns, self._link)
-        return self._times[: self._layers].copy()
 
     def erase(self) -> None:
         """Zeroes what windows have left in the block and in the kernel's scratch; between windows only."""

@@ -103,7 +103,7 @@ def prepare(window: Window, states: Mapping[int, SequenceState], spec: Spec, rot
 
 def check(window: Window, states: Mapping[int, SequenceState], spec: Spec) -> None:
     """Raises `WindowError` where a row's token is unknown or a run does not continue its state."""
-    ids, positions = window.ids.tolist(), window.positions.tolist()  # of few rows, cheaper than arrays
+    ids = window.ids.tolist()  # of few rows, cheaper than an array
     if min(ids) < 0 or max(ids) >= spec.vocab:
         raise WindowError(f"token ids must be in 0..{spec.vocab - 1}")
     seen: set[int] = set()
@@ -114,6 +114,6 @@ def check(window: Window, states: Mapping[int, SequenceState], spec: Spec) -> No
             raise WindowError(f"slot {slot}: rows of one sequence must be contiguous")
         if state.broken:
             raise WindowError(f"slot {slot}: an earlier pass failed half way; reset the state first")
-        if positions[first:end] != list(range(start, stop)):
+        if window.position(first) != start or not window.consecutive(first, end):
             raise WindowError(f"slot {slot}: positions must be {start}..{stop - 1}, one after another")
         seen.add(slot)

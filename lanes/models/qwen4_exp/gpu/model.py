@@ -76,6 +76,7 @@ class GpuQwen4Exp:
         self._saying = Saying(self._window.said, inner)
         # What a window gives, by its rows: to cut it out when it is asked for would cost more than to draw from it.
         self._given = [(self._logits[:rows], self._window.best[:rows]) for rows in range(1, MOST_ROWS + 1)]
+        self._streams = [self._window.streams(rows) for rows in range(1, MOST_ROWS + 1)]
         self._context: tuple[torch.Tensor, Ids] | None = None  # the seated sequence's, also as an array
         self._stream = torch.cuda.current_stream(inner.device) if on_gpu else None
         self._accepted = 0  # rows of the last window that the occupant's state still lacks
@@ -226,7 +227,7 @@ class GpuQwen4Exp:
         self._wait()
         self._accepted = 0  # until somebody says which rows were right
         if window.trial:
-            state.trial = Trial(window.token_ids, streams=self._window.streams(rows))
+            state.trial = Trial(window.token_ids, streams=self._streams[rows - 1])
         else:
             self._advance(state, ids)
         return best if window.best else logits
