@@ -329,6 +329,8 @@ class FakeLane(rpc.LaneServicer):
         if script.fault == "crash":
             if self._die:
                 os.kill(os.getpid(), signal.SIGKILL)
+            # What a killed process wrote still arrives; what a stopped server of this loop wrote, only if it was read.
+            await asyncio.sleep(0.2)
             self._dying = asyncio.create_task(self.stop())
             await asyncio.sleep(3600)
         elif script.fault == "hang":
