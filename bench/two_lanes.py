@@ -45,12 +45,7 @@ from shared_experts.owner import run_directory
 PROMPT_TOKENS = 64
 ANSWER_LIMIT_S = 600.0
 SAID = ("vram_budget", "expert_share", "prefill_chunk", "prompt_reading")  # events of a lane's log
-SPLIT = (
-    "bias",
-    "link_us",
-    "cpu_us",
-    "cpu_start_us",
-)  # of what a lane says while it writes: it follows what it measures
+SPLIT = ("bias", "link_us", "cpu_us", "cpu_start_us")  # of its `expert_split`, said as it writes
 
 Figures = dict[str, Any]
 
@@ -97,19 +92,14 @@ class Writer:
 
 def options(chosen: argparse.Namespace, synthetic: Synthetic, run: Path, number: int) -> list[str]:
     """Of lane `number`."""
+    cores = chosen.cores[number : number + 1]
     return [
         "lanes", "--owner", str(run / "owner.sock"), "--pack", str(synthetic.folder), "--name", f"lane-{number}",
         "--listen", f"unix:{run}/lane-{number}.sock", "--device", chosen.device, "--drafts", "0", "--vram-budget",
         chosen.vram_budget, "--context", str(max(PROMPT_TOKENS + chosen.tokens, chosen.read) + 8),
         *(("--prefill-chunk", str(chosen.prefill_chunk)) if chosen.prefill_chunk else ()),
-        *(("--cores", chosen.cores[number]) if chosen.cores else ()),
+        *(("--cores", *cores) if cores else ()),
     ]  # fmt: skip
-
-
-def divide(chosen: argparse.Namespace, allowed: Sequence[int]) -> None:
-    """Settles which cores lanes have."""
-    if not chosen.cores and chosen.device == "cuda":
-        chosen.cores = [ranges(own) for own in layout(allowed, 2, gpu=True).lanes]
 
 
 def keep_off(lanes_cores: Sequence[str], allowed: Sequence[int]) -> str:
@@ -193,8 +183,11 @@ def split(lane: Child) -> Figures:
 def measured(synthetic: Synthetic, run: Path, chosen: argparse.Namespace) -> Figures:
     """Every figure of the result."""
     with synthetic.lend(run / "owner.sock"), ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        allowed = sorted(os.sched_getaffinity(0))
+        if not chosen.cores and chosen.device == "cuda":
+            chosen.cores = [ranges(own) for own in layout(allowed, 2, gpu=True).lanes]
         lanes = started(chosen, synthetic, run, stack)
-        asker = keep_off(chosen.cores, sorted(os.sched_getaffinity(0)))  # lanes have been started with all
+        asker = keep_off(chosen.cores, allowed)  # lanes have been started with all
         sockets = [run / f"lane-{number}.sock" for number in range(2)]
         half = len(synthetic.walk.order) // 2
         writers = [Writer(synthetic, run / f"lane-{number}.sock", number * half, chosen.tokens) for number in range(2)]
@@ -239,13 +232,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--scale", choices=tuple(SHAPES), default="true")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--vram-budget", default="16GiB", metavar="BYTES", help="of each lane (default: %(default)s)")
-    add(
-        "--cores",
-        action="append",
-        default=[],
-        metavar="LIST",
-        help="of lane 0, then of lane 1 (default: as `serve` deals them)",
-    )
+    cores_help = "of lane 0, then of lane 1 (default: of GPU lanes as `serve` deals them, else all)"
+    add("--cores", action="append", default=[], metavar="LIST", help=cores_help)
     add("--tokens", type=int, default=1024, help="of an answer (default: %(default)s)")
     add("--prefill-chunk", type=int, metavar="ROWS", help="of the lanes (default: their own)")
     add("--read", type=int, default=0, metavar="TOKENS", help="also read prompts of this length (default: none)")
@@ -258,15 +246,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with made(folder / "pack", SHAPES[chosen.scale], seed=SEED, threads=chosen.threads) as synthetic:
-            divide(chosen, sorted(os.sched_getaffinity(0)))
             found = measured(synthetic, run_directory(folder / "run"), chosen)
             result = frame(
                 "bench.two_lanes",
                 argv,
                 pack=described(synthetic),
                 conditions={
-                    "device": chosen.device, "vram_budget": chosen.vram_budget, "cores": chosen.cores,
-                    "drafts": 0,
+                    "device": chosen.device, "vram_budget": chosen.vram_budget, "cores": chosen.cores, "drafts": 0,
                     "conversations_per_lane": 1, "rules": asdict(Rules(min_window_s=0.9 * chosen.seconds)),
                 },
                 packages=("numpy", "torch", "grpcio"),

@@ -114,9 +114,8 @@ class StepWatch:
         """The step has ended well: its time counts."""
         step = self.step
         assert step is not None, "a step that ends has begun"
-        now = time.monotonic_ns()
-        self._durations[step.kind].add(now - step.started_ns)
-        self.step = Step("between", now, now)
+        self._durations[step.kind].add(time.monotonic_ns() - step.started_ns)
+        self.between()
 
     def idle(self) -> None:
         """Nothing runs."""

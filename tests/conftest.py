@@ -30,6 +30,14 @@ def one_thread():
 
 
 @pytest.fixture
+def large_tiles(monkeypatch, pack):
+    """Kernels of the test's `pack` have few large programs: of the interpreter's time most goes into their number."""
+    from tests.fakes.large_tiles import widened  # with kernels, which not every test wants
+
+    widened(monkeypatch, pack.manifest.experts.layout)
+
+
+@pytest.fixture
 def unwritten(monkeypatch):
     """What torch gives out without contents is full of NaN, or of numbers that are no place: who reads it is seen."""
     import torch

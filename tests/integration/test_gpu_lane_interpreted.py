@@ -27,14 +27,13 @@ from lanes.startup_cuda import divide
 from lanes.tolerance import BF16, Tolerance
 from lanes.window import Window
 from shared_experts.pack import Pack
-from tests.fakes.large_tiles import widened
 
 PROMPT = 50  # tokens: more blocks than are read
 DEMO = Path(__file__).parents[2] / "deploy/demo_model/pack"
 
 pytestmark = [
     pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu"),
-    pytest.mark.usefixtures("one_thread", "unwritten"),
+    pytest.mark.usefixtures("one_thread", "unwritten", "large_tiles"),
 ]
 
 
@@ -42,11 +41,6 @@ pytestmark = [
 def pack(tmp_path_factory):
     with small_pack(tmp_path_factory.mktemp("pack")) as pack:
         yield pack
-
-
-@pytest.fixture(autouse=True)
-def large_tiles(monkeypatch, pack):
-    widened(monkeypatch, pack.manifest.experts.layout)
 
 
 def ground(pack, rest: int, prompt: int = PROMPT) -> Ground:

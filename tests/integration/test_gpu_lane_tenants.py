@@ -14,11 +14,10 @@ from torch.utils._pytree import tree_flatten
 
 from bench.gpu_lane_rig import gpu_lane, small_pack
 from lanes.models.qwen4_exp.gpu import activations
-from tests.fakes.large_tiles import widened
 
 pytestmark = [
     pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu"),
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "large_tiles"),
 ]
 
 
@@ -26,11 +25,6 @@ pytestmark = [
 def pack(tmp_path_factory):
     with small_pack(tmp_path_factory.mktemp("pack")) as pack:
         yield pack
-
-
-@pytest.fixture(autouse=True)
-def large_tiles(monkeypatch, pack):
-    widened(monkeypatch, pack.manifest.experts.layout)
 
 
 class Allocations(TorchDispatchMode):

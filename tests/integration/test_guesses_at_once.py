@@ -8,11 +8,10 @@ from bench.exactness_cases import Ground
 from bench.gpu_lane_rig import CONTEXT, gpu_lane, small_pack
 from lanes import limits
 from lanes.models.qwen4_exp.gpu import guessing
-from tests.fakes.large_tiles import widened
 
 pytestmark = [
     pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu"),
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "large_tiles"),
 ]
 IDS = [7, 8, 9, 30, 31, 200, 12, 13, 14]
 
@@ -21,11 +20,6 @@ IDS = [7, 8, 9, 30, 31, 200, 12, 13, 14]
 def pack(tmp_path_factory):
     with small_pack(tmp_path_factory.mktemp("pack")) as pack:
         yield pack
-
-
-@pytest.fixture(autouse=True)
-def large_tiles(monkeypatch, pack):
-    widened(monkeypatch, pack.manifest.experts.layout)
 
 
 @pytest.mark.slow
