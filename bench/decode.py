@@ -36,7 +36,7 @@ FORCED = "55,65,75,85,95,100"
 FORCED_TOKENS = 128  # few: all that they use has to be in the cache at 100 %
 CEILINGS_S = 15.0  # kept for the second look
 ENDS_S = 5.0  # from a job's last figures to its process's end
-DRAFTED_AT, DRAFTED_ROUNDS = "75,100", 3
+DRAFTED_AT, DRAFTED_ROUNDS = "75,100", 4
 JOB_LIMIT_S = 3600.0
 GIB = 1 << 30
 
@@ -150,7 +150,7 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
                     *narrowed,
                 ],
                 keep_s=CEILINGS_S, **common, trace=str(folder / "drafted.trace"), shares=shares,
-                at=[int(rate) / 100 for rate in chosen.drafted_at.split(",")], rounds=DRAFTED_ROUNDS,
+                at=[int(rate) / 100 for rate in chosen.drafted_at.split(",")], rounds=chosen.drafted_rounds,
                 decoder_pairs=config.num_hidden_layers * config.num_experts,
             )  # fmt: skip
         after = jobs.run("ceilings after", "ceilings", [*options, "--vram-budget", "0"])
@@ -204,13 +204,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--drafted",
         metavar="LIST",
-        help="also drafts that are right so often, in percent; the model has a draft layer then",
+        help="also drafts that are right so often, in percent, the most important share first; the model has a draft "
+        "layer then",
     )
     parser.add_argument(
         "--drafted-at",
         metavar="LIST",
         default=DRAFTED_AT,
-        help="at one hit rate in percent below 100, at 100, or at both (default: %(default)s)",
+        help="at these hit rates in percent, in this order; 100 is everything in VRAM (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--drafted-rounds",
+        type=int,
+        default=DRAFTED_ROUNDS,
+        help="answers with each share, each beside one without drafts (default: %(default)s)",
     )
     parser.add_argument(
         "--draft-ids",

@@ -199,7 +199,15 @@ def by_kernel(job: Job) -> Figures:
 
 
 def with_drafts(job: Job) -> Figures:
-    """A stretch with an oracle's drafts, at hit rates that the experts in the cache give, in the order asked."""
+    """A stretch with an oracle's drafts, at hit rates that the experts in the cache give, in the order asked.
+
+    What there is no time for in `left_s` is left out.
+    """
+    until_s = time.monotonic() + float(str(job["left_s"]))
+
+    def left_s() -> float:
+        return until_s - time.monotonic()
+
     order, start, prompt = walk_of(job), number(job, "start"), number(job, "prompt")
     trace, pairs, shares, at = Path(str(job["trace"])), number(job, "pairs"), job["shares"], job["at"]
     assert isinstance(shares, list)
@@ -217,11 +225,11 @@ def with_drafts(job: Job) -> Figures:
         room = lane.lane.engine.status().counters.cache_budget_bytes // number(job, "record_bytes")
         whole = np.arange(number(job, "decoder_pairs")) if room >= pairs else hottest(uses, 1.0)
         for rate in at:
-            name = "in_vram" if rate == 1.0 else "forced"
+            name = "in_vram" if rate == 1.0 else f"forced_{rate:.0%}".rstrip("%")
             held.want(whole if rate == 1.0 else hottest(uses, rate))
-            settle(lane, held, order.stretch(start, prompt), tokens)
+            settle(lane, held, order.stretch(start, prompt), tokens, lambda: left_s() > 0)
             say(name, {"rate": rate, "held": int(held.wanted.sum()), "not_held": held.missing})
-            at_rate = drafted.measured(stretch, shares, rounds, say)
+            at_rate = drafted.measured(stretch, shares, rounds, say, left_s)
             found[name] = {"rate": rate, "not_held": held.missing, **at_rate}
         return found
 

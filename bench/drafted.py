@@ -2,12 +2,19 @@
 and passes of the draft layer are real.
 
 An **oracle** asks the draft layer, whose weights are random, and answers in its place what the walk says comes next or,
-at a given share of places, another token. So "75 %" means an injected acceptance; a gain has the passes' time in it. It
-is equally sure of all its drafts, so that the policy has nothing to choose by; "graded", it is as sure of each draft as
-drafts like it are right (beta-distributed around the share).
+at a given share of places, another token. So "75 %" means an injected acceptance; a gain has the passes' time in it,
+and of the oracle's a look-up: its dice are thrown before an answer. It is equally sure of all its drafts, so that the
+policy has nothing to choose by; "graded", it is as sure of each draft as drafts like it are right (beta-distributed
+around the share).
 Windows of each size are seen where all drafts are right and nobody is asked; answers without drafts and with each share
-take turns on one stretch, on a set of experts that is held; a gain is a median of ratios. Not here: the lane's process
-and its options (bench.decode_lane), the quality of a draft layer (the demo model's).
+take turns on one stretch, on a set of experts that is held. The share named first has all of its rounds before the
+others begin.
+
+    gain               time without drafts over time with them, of all rounds; also of all `after_first`, the round in
+                       which the lane has yet to learn what drafts cost and bring. `gains`: of each round
+    right_of_checked   what the dice really gave: of guesses up to the first wrong one of a round
+
+Not here: the lane's process and its options (bench.decode_lane), the quality of a draft layer (the demo model's).
 
 Invariant: whatever was injected, the answer is the walk.
 """
@@ -15,7 +22,8 @@ Invariant: whatever was injected, the answer is the walk.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,31 +40,58 @@ Say = Callable[[str, object], None]
 NOBODY = Likeliest(-1, 0.0)
 
 
+def thrown(
+    walk: Walk, tokens: Sequence[int], share: float, seed: int, *, graded: bool = False
+) -> dict[int, Likeliest]:  # fmt: skip
+    """What an oracle says after each of these tokens: by seed and token alone, whichever others there are.
+
+    `graded`: it knows how sure it may be of each.
+    """
+    dice, every = np.random.default_rng(seed), len(walk.successor)
+    sure = dice.beta(2 * share + 1e-3, 2 * (1 - share) + 1e-3, every) if graded else np.full(every, share)
+    right = dice.random(every) < sure
+    next_ = walk.successor
+    named = np.where(right, next_, next_[next_])
+    return {token: Likeliest(int(named[token]), float(sure[token]) if graded else 1.0) for token in tokens}
+
+
 @dataclass
 class Oracle:
-    """Answers in a draft layer's place: of a share of tokens it knows what follows."""
+    """Answers in a draft layer's place, by what was thrown."""
 
     layer: LayerGuess | None  # is asked all the same; None: nobody is
-    walk: Walk
-    share: float
-    seed: int
-    graded: bool = False  # it knows how sure it may be of each
+    said: Mapping[int, Likeliest]  # by the token before
+    asked: list[tuple[int, int]] = field(default_factory=list)  # the token before, and how many guesses
 
     def guess(self, slot: int, token: int, number: int, best: int) -> list[Likeliest] | None:
         """As `Runner.guess`, of greedy requests."""
         found = self.layer(slot, token, number, best) if self.layer is not None else [NOBODY] * best
         if found is None:
             return None
+        count = 1 if isinstance(found, np.ndarray) else len(found)
+        if number == 0:
+            self.asked.append((token, count))
+        else:  # one by one
+            self.asked[-1] = self.asked[-1][0], number + count
+        return self._chain(token, count)
+
+    def _chain(self, token: int, count: int) -> list[Likeliest]:
         said: list[Likeliest] = []
-        for _ in range(1 if isinstance(found, np.ndarray) else len(found)):
-            said.append(self._after(said[-1].place if said else token))
+        for _ in range(count):
+            said.append(self.said[token])
+            token = said[-1].place
         return said
 
-    def _after(self, token: int) -> Likeliest:
-        random, next_ = np.random.default_rng((self.seed, token)), int(self.walk.successor[token])
-        sure = random.beta(2 * self.share + 1e-3, 2 * (1 - self.share) + 1e-3) if self.graded else self.share
-        right = random.random() < sure
-        return Likeliest(next_ if right else int(self.walk.successor[next_]), sure if self.graded else 1.0)
+    def right_and_checked(self, walk: Walk) -> tuple[int, int]:
+        """Of each round's guesses, up to the first wrong one."""
+        right = checked = 0
+        for token, count in self.asked:
+            for each in self._chain(token, count):
+                checked += 1
+                if each.place != int(walk.successor[token]):
+                    break
+                right, token = right + 1, each.place
+        return right, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +108,17 @@ class Stretch:
 
     def answer(
         self, most: int, share: float, beliefs: Beliefs, seed: int = 0, *, asks: bool = True, graded: bool = False
-    ) -> tuple[Answered, Beliefs]:
-        """With at most `most` drafts a round, right at that share; and what was learnt."""
+    ) -> tuple[Answered, Beliefs, Oracle]:
+        """With at most `most` drafts a round, right at that share; what was learnt, and who guessed."""
         drafter, layer = self.lane.lane.engine.drafter, self.layer if asks else None
-        oracle = Oracle(layer, self.walk, share, seed, graded)
+        # A wrong guess goes on from one place further than a right one.
+        reached = self.walk.stretch(self.start, self.prompt + self.tokens + 2 * MAX_DRAFTS)
+        oracle = Oracle(layer, thrown(self.walk, reached, share, seed, graded=graded))
         drafter.most, drafter.layer, drafter.beliefs = most, oracle.guess, beliefs
         drafter.vocabulary = None  # the oracle names tokens
         answered = self.lane.ask(self.walk.stretch(self.start, self.prompt), self.tokens)
         assert answered.ids == self.walk.stretch(self.start + self.prompt, self.tokens), "the answer is the walk"
-        return answered, drafter.beliefs
+        return answered, drafter.beliefs, oracle
 
 
 @dataclass
@@ -92,54 +129,80 @@ class Tally:
     most: int = MAX_DRAFTS
     graded: bool = False
     beliefs: Beliefs = field(default_factory=Beliefs)
-    gains: list[float] = field(default_factory=list)
+    alone: list[Answered] = field(default_factory=list)  # each beside the one with drafts
     answers: list[Answered] = field(default_factory=list)
+    right: int = 0
+    checked: int = 0
+
+    def round(self, stretch: Stretch, seed: int) -> None:
+        """An answer without drafts, then one with them, by another throw of the dice each time."""
+        alone, _, _ = stretch.answer(0, 1.0, Beliefs())
+        answer, self.beliefs, oracle = stretch.answer(self.most, self.share, self.beliefs, seed, graded=self.graded)
+        self.alone.append(alone)
+        self.answers.append(answer)
+        right, checked = oracle.right_and_checked(stretch.walk)
+        self.right, self.checked = self.right + right, self.checked + checked
 
     def figures(self) -> dict[str, object]:
-        """Medians."""
+        """Of all rounds so far."""
+        gains = [_gain([alone], [answer]) for alone, answer in zip(self.alone, self.answers, strict=True)]
+        steps_ns = [ns for answer in self.answers for ns in answer.steps_ns]
+        lookups = [answer.decode for answer in self.answers]
         return {
-            "gain": round(statistics.median(self.gains), 3), "gains": [round(gain, 3) for gain in self.gains],
-            "tokens_per_s": round(statistics.median(answer.tokens_per_s for answer in self.answers), 1),
-            "tokens_per_pass": round(statistics.median(map(_tokens_per_pass, self.answers)), 3),
+            "gain": _gain(self.alone, self.answers), "gain_after_first": _gain(self.alone[1:], self.answers[1:]),
+            "gains": gains, "tokens_per_s": round(len(steps_ns) / (sum(steps_ns) / 1e9), 1),
+            "tokens_per_pass": round(_tokens_per_pass(*self.answers), 3),
+            "right_of_checked": round(self.right / self.checked, 3) if self.checked else None,
             "guess_ms": round(self.beliefs.guess_ns.value / 1e6, 3),
             "window_ms_by_rows": [round(mean.value / 1e6, 2) for mean in self.beliefs.windows_ns],
-            "hit_rate": round(statistics.median(_hit_rate(answer.decode) for answer in self.answers), 4),
+            "hit_rate": round(_hit_rate(*lookups), 4),
         }  # fmt: skip
 
 
-def measured(stretch: Stretch, shares: Sequence[float], rounds: int, say: Say) -> dict[str, object]:
-    """Windows of each size, and gains by injected share and, of the first one, by the most drafts; caches are warm."""
-    sizes = []
+def measured(
+    stretch: Stretch, shares: Sequence[float], rounds: int, say: Say, left_s: Callable[[], float]
+) -> dict[str, object]:
+    """Windows of each size, and gains by injected share and, of the first one, by the most drafts; caches are warm.
+
+    What `left_s` has no time for is left out.
+    """
+    sizes: list[dict[str, float]] = []
+    longest_s = 0.0
     for rows in range(1, MAX_WINDOW_TOKENS + 1):
+        if left_s() < 2 * longest_s:
+            break
+        began_s = time.monotonic()
         sizes.append(_size(stretch, rows))
+        longest_s = max(longest_s, time.monotonic() - began_s)
         say(f"windows of {rows}", sizes[-1])
-    tallies = {f"{share:.0%}": Tally(share) for share in shares}
     first = f"{shares[0]:.0%}"
-    tallies = {first: tallies.pop(first), f"{first} on average, graded": Tally(shares[0], graded=True), **tallies}
+    tallies = {first: Tally(shares[0]), f"{first} on average, graded": Tally(shares[0], graded=True)}
+    tallies |= {f"{share:.0%}": Tally(share) for share in shares[1:]}
     fewer = {f"{first}, at most {most}": Tally(shares[0], most) for most in range(1, MAX_DRAFTS)}
-    alone_ms: list[float] = []
-    for number in range(rounds):
-        for name, tally in (tallies | fewer).items():
-            alone, _ = stretch.answer(0, 1.0, Beliefs())
-            answer, tally.beliefs = stretch.answer(
-                tally.most, tally.share, tally.beliefs, number, graded=tally.graded
-            )  # fmt: skip
-            alone_ms.append(1e3 / alone.tokens_per_s)
-            tally.gains.append(answer.tokens_per_s / alone.tokens_per_s)
-            tally.answers.append(answer)
-            say(f"round {number}, {name}", {"alone_ms": round(alone_ms[-1], 3), **tally.figures()})
+    everyone = tallies | fewer
+    order = [(number, first) for number in range(rounds)]
+    order += [(number, name) for number in range(rounds) for name in everyone if name != first]
+    for number, name in order:
+        if left_s() < 2 * longest_s:  # two answers, and some more
+            break
+        everyone[name].round(stretch, number)
+        say(
+            f"round {number}, {name}",
+            {"alone_ms": _ms_per_token(everyone[name].alone[-1:]), **everyone[name].figures()},
+        )
     asked = "whose guesses cost no pass" if stretch.layer is None else "after the draft layer was asked"
     return {
         "acceptance": f"injected by an oracle, {asked}", "rounds": rounds,
-        "ms_per_token_without_drafts": round(statistics.median(alone_ms), 3), "by_rows": sizes,
-        "by_injected_acceptance": {name: tally.figures() for name, tally in tallies.items()},
-        "by_most_drafts": {name: tally.figures() for name, tally in fewer.items()},
+        "ms_per_token_without_drafts": _ms_per_token([each for tally in everyone.values() for each in tally.alone]),
+        "by_rows": sizes,
+        "by_injected_acceptance": {name: tally.figures() for name, tally in tallies.items() if tally.answers},
+        "by_most_drafts": {name: tally.figures() for name, tally in fewer.items() if tally.answers},
     }  # fmt: skip
 
 
 def _size(stretch: Stretch, rows: int) -> dict[str, float]:
     """Windows of so many rows, all of them right; now and then a round has fewer, which `rows` tells."""
-    answer, _ = stretch.answer(rows - 1, 1.0, certain(), asks=False)
+    answer, _, _ = stretch.answer(rows - 1, 1.0, certain(), asks=False)
     counted, windows = answer.experts, max(1, answer.experts.decode_windows)
     missed, hit = counted.expert_miss_bytes, counted.expert_hit_bytes
     # A window's tokens are drawn one right behind the other: the longest gaps are those of windows.
@@ -179,9 +242,24 @@ def certain() -> Beliefs:
     return replace(beliefs, trust=trust)
 
 
-def _tokens_per_pass(answer: Answered) -> float:
-    return (len(answer.ids) - 1) / answer.decode.decode_windows
+def _ns(answers: Sequence[Answered]) -> int:
+    return sum(sum(answer.steps_ns) for answer in answers)
 
 
-def _hit_rate(counted: Counters) -> float:
-    return counted.expert_hits / max(1, counted.expert_hits + counted.expert_misses)
+def _gain(alone: Sequence[Answered], answers: Sequence[Answered]) -> float | None:
+    """Of answers of the same tokens."""
+    return round(_ns(alone) / _ns(answers), 3) if answers else None
+
+
+def _ms_per_token(answers: Sequence[Answered]) -> float | None:
+    return round(statistics.median(1e3 / answer.tokens_per_s for answer in answers), 3) if answers else None
+
+
+def _tokens_per_pass(*answers: Answered) -> float:
+    passes = sum(answer.decode.decode_windows for answer in answers)
+    return sum(len(answer.ids) - 1 for answer in answers) / passes
+
+
+def _hit_rate(*counted: Counters) -> float:
+    hits = sum(each.expert_hits for each in counted)
+    return hits / max(1, hits + sum(each.expert_misses for each in counted))

@@ -12,7 +12,7 @@ def test_a_result_has_what_the_contract_asks_for(tmp_path):
     command = [
         sys.executable, "-m", "bench.decode", "--scale", "small", "--vram-budget", "2MiB,0",
         "--tokens", "12", "--warm", "10", "--prompt", "8", "--forced", "100,60", "--drafted", "80",
-        "--draft-ids", "900", "--threads", "1", "--out", str(out),
+        "--drafted-at", "50,75,100", "--drafted-rounds", "2", "--draft-ids", "900", "--threads", "1", "--out", str(out),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
@@ -28,9 +28,14 @@ def test_a_result_has_what_the_contract_asks_for(tmp_path):
     assert told["step"] > told["window"] > told["dense"] > 0
     assert told["handshake"] is None
     drafted = result["drafted"]
-    assert drafted["in_vram"]["not_held"] == drafted["forced"]["not_held"] == 0
+    assert list(drafted) == ["forced_50", "forced_75", "in_vram"]
     for part in drafted.values():
-        assert part["by_injected_acceptance"]["80%"]["guess_ms"] > 0, "the draft layer was asked"
+        assert part["not_held"] == 0
+        told = part["by_injected_acceptance"]["80%"]
+        assert told["guess_ms"] > 0, "the draft layer was asked"
+        assert len(told["gains"]) == 2
+        assert min(told["gains"]) <= told["gain"] <= max(told["gains"])
+        assert told["gain_after_first"] == told["gains"][1]
         assert set(part["by_most_drafts"]) == {"80%, at most 1", "80%, at most 2"}
         assert [size["rows"] for size in part["by_rows"]] == sorted(size["rows"] for size in part["by_rows"])
         assert all(size["distinct_experts"] > size["distinct_misses"] for size in part["by_rows"])
@@ -42,7 +47,7 @@ def test_a_result_has_what_the_contract_asks_for(tmp_path):
     assert "windows of 4: {" in done.stderr, "what was found is told at once"
     assert drafted["in_vram"]["by_rows"][0]["hit_rate"] == 1
     # Counted are the last tokens, held are the hottest experts of all.
-    assert 0.65 < drafted["forced"]["by_rows"][0]["hit_rate"] < 1
+    assert 0.65 < drafted["forced_75"]["by_rows"][0]["hit_rate"] < 1
     (without,) = result["other_budgets"]
     assert (without["hit_rate"], without["cache"]["replayed"]) == (0, None)
     assert [point["forced"] for point in result["forced"]] == [True, True]
