@@ -18,6 +18,7 @@ import torch
 from lanes.kernels import combine, delta_step, deltanet, experts, naive, route, sampling, stream
 from lanes.kernels.post import Post
 from lanes.kernels.products import FEW_ROWS
+from lanes.kernels.rows import Jobs, QuantisedRows
 from lanes.models.ops import rms
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
@@ -110,15 +111,6 @@ class Records:
         return expert, pairs
 
 
-def quantised_rows(rows: int, hidden: int, group: int, device: str) -> experts.QuantisedRows:
-    """Room for them."""
-    groups = (rows, hidden // group)
-    return experts.QuantisedRows(
-        torch.empty((rows, hidden), dtype=torch.int8, device=device), torch.empty(groups, device=device),
-        torch.empty(groups, dtype=torch.int32, device=device),
-    )  # fmt: skip
-
-
 class ExpertLayer:
     """The experts of every layer for windows of `rows`: the launches, and where their results lie."""
 
@@ -126,11 +118,11 @@ class ExpertLayer:
         self.sizes, self.records, self.rows = sizes, records, rows
         self.layout, pairs = records.layout, rows * sizes.chosen
         self.x = torch.randn(rows, sizes.hidden, device=device)
-        self.quantised = quantised_rows(rows, sizes.hidden, self.layout.format.group, device)
+        self.quantised = QuantisedRows.room(rows, sizes.hidden, self.layout.format.group, device)
         self.host_jobs = [records.jobs(layer, rows, sizes.chosen) for layer in range(sizes.layers)]
-        self.jobs = [experts.Jobs(expert.to(device), at.to(device)) for expert, at in self.host_jobs]
+        self.jobs = [Jobs(expert.to(device), at.to(device)) for expert, at in self.host_jobs]
         self.h, self.y = (torch.empty((pairs, width), device=device) for width in (sizes.inner, sizes.hidden))
-        self.between = quantised_rows(pairs, sizes.inner, self.layout.format.group, device)
+        self.between = QuantisedRows.room(pairs, sizes.inner, self.layout.format.group, device)
         self.weights, self.out = torch.rand(rows, sizes.chosen, device=device), torch.empty_like(self.x)
         self.slots = torch.full((pairs,), -1, dtype=torch.int32, device=device)
 
@@ -211,12 +203,12 @@ def route_case(sizes: Sizes, rows: int, device: str) -> Case:
 
     out = route.Routed(
         integers(rows, sizes.chosen), torch.empty((rows, sizes.chosen), device=device),
-        experts.Jobs(integers(pairs), integers(pairs, rows)), integers(pairs),
+        Jobs.room(rows, sizes.chosen, device).fill_(-77), integers(pairs),
     )  # fmt: skip
 
     group = sizes.layout.format.group
     x, log = torch.randn(rows, sizes.hidden, device=device), integers(rows, sizes.chosen)
-    posted = Post(x, quantised_rows(rows, sizes.hidden, group, device), group, log, 0, None)
+    posted = Post(x, QuantisedRows.room(rows, sizes.hidden, group, device), group, log, 0, None)
 
     def layer(i: int) -> None:
         route.route(logits[i], resident[i], share, out, normalise=True, posted=posted)

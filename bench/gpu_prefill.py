@@ -33,6 +33,7 @@ from lanes.experts.feed import Feed
 from lanes.experts.gpu.slots import DeviceArrival
 from lanes.kernels import combine, experts, grouped, jobs, places
 from lanes.kernels.fetch import fetch
+from lanes.kernels.rows import Jobs, QuantisedRows
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
 HIDDEN, INNER, CHOSEN, EXPERTS = 2560, 640, 10, 512
@@ -57,7 +58,7 @@ class Layer:
         self.ids = torch.from_numpy(ids.astype(np.int32)).cuda()
         self.weights = torch.rand(rows, CHOSEN, device="cuda")
         self.x = torch.randn(rows, HIDDEN, device="cuda")
-        self.quantised = quantised(layout, rows, HIDDEN)
+        self.quantised = QuantisedRows.room(rows, HIDDEN, layout.format.group, "cuda")
         counts = np.bincount(ids.reshape(-1), minlength=EXPERTS)
         room = max(most_pairs, int(counts.max()))
         self.scratch = grouped.Scratch.of(layout, room, EXPERTS, "cuda")
@@ -80,32 +81,20 @@ class Layer:
         self.run(self.begin(), addresses, 0, EXPERTS)
 
 
-def quantised(layout: RecordLayout, rows: int, width: int) -> experts.QuantisedRows:
-    """Room for quantised rows."""
-    sizes = (rows, width // layout.format.group)
-    return experts.QuantisedRows(
-        torch.empty((rows, width), dtype=torch.int8, device="cuda"), torch.empty(sizes, device="cuda"),
-        torch.empty(sizes, dtype=torch.int32, device="cuda"),
-    )  # fmt: skip
-
-
 def check(layer: Layer, addresses: torch.Tensor) -> None:
     """The first rows of `out` are those of the decode kernels, four at a time, to the bit."""
     for first in range(0, min(CHECKED_ROWS, layer.rows), 4):
         part, pairs = slice(first, first + 4), 4 * CHOSEN
-        work = experts.Jobs(
-            torch.empty(pairs, dtype=torch.int32, device="cuda"),
-            torch.empty((pairs, 4), dtype=torch.int32, device="cuda"),
-        )
+        work, group = Jobs.room(4, CHOSEN, "cuda"), layer.layout.format.group
         slots = torch.empty(pairs, dtype=torch.int32, device="cuda")
         none = torch.zeros(pairs + 1, dtype=torch.int32, device="cuda")
-        x, out = quantised(layer.layout, 4, HIDDEN), torch.empty(4, HIDDEN, device="cuda")
+        x, out = QuantisedRows.room(4, HIDDEN, group, "cuda"), torch.empty(4, HIDDEN, device="cuda")
         h, y = torch.empty(pairs, INNER, device="cuda"), torch.empty(pairs, HIDDEN, device="cuda")
         jobs.jobs(layer.ids[part].contiguous(), torch.ones(EXPERTS, dtype=torch.int8, device="cuda"), none, work, slots)
-        experts.quantise_rows(layer.x[part].contiguous(), x, layer.layout.format.group)
+        experts.quantise_rows(layer.x[part].contiguous(), x, group)
         experts.gate_up(layer.layout, addresses, work, x, h)
-        between = quantised(layer.layout, pairs, INNER)
-        experts.quantise_rows(h, between, layer.layout.format.group)
+        between = QuantisedRows.room(pairs, INNER, group, "cuda")
+        experts.quantise_rows(h, between, group)
         experts.down(layer.layout, addresses, work, between, y)
         combine.combine(layer.weights[part].contiguous(), y, y, slots, out)
         same = out.view(torch.int32) == layer.out[part].view(torch.int32)

@@ -61,6 +61,7 @@ from lanes.kernels import (
     stream,
 )
 from lanes.kernels.ahead import Ahead
+from lanes.kernels.rows import Jobs, QuantisedRows
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 
 HIDDEN, INNER, CHOSEN, EXPERTS = 2560, 640, 10, 512
@@ -133,15 +134,8 @@ def launch_experts(format: str, rows: int) -> None:
     layout = RecordLayout.of(EXPERT_FORMATS[format], HIDDEN, INNER)
     pairs = rows * CHOSEN
     x, y, h = torch.empty(rows, HIDDEN), torch.empty(pairs, HIDDEN), torch.empty(pairs, INNER)
-
-    def rows_of(count: int, width: int) -> experts.QuantisedRows:
-        sizes = (count, width // layout.format.group)
-        return experts.QuantisedRows(
-            torch.empty((count, width), dtype=torch.int8), torch.empty(sizes), torch.empty(sizes, dtype=torch.int32)
-        )
-
-    quantised = rows_of(rows, HIDDEN)
-    work = experts.Jobs(torch.empty(pairs, dtype=torch.int32), torch.empty((pairs, rows), dtype=torch.int32))
+    group = layout.format.group
+    quantised, work = QuantisedRows.room(rows, HIDDEN, group), Jobs.room(rows, CHOSEN)
     addresses = torch.empty(EXPERTS, dtype=torch.int64)
     experts.quantise_rows(x, quantised, layout.format.group)
     word = doorbell.Word(torch.empty(1, dtype=torch.int64), 1)
@@ -149,7 +143,7 @@ def launch_experts(format: str, rows: int) -> None:
     if rows == 1:
         ahead = Ahead(torch.empty((1, 2), dtype=torch.int64), torch.empty(EXPERTS, dtype=torch.int8))
     experts.gate_up(layout, addresses, work, quantised, h, word, ahead)
-    between = rows_of(pairs, INNER)
+    between = QuantisedRows.room(pairs, INNER, group)
     experts.quantise_rows(h, between, layout.format.group, opens=True)
     experts.down(layout, addresses, work, between, y, word)
     routed = route.Routed(
@@ -174,10 +168,7 @@ def launch_grouped(format: str, rows: int) -> None:
 def grouped_of(layout: RecordLayout, count: int, chosen: int, rows: int) -> None:
     """The same of `count` experts of any sizes."""
     pairs, hidden = rows * chosen, layout.hidden
-    sizes = (rows, hidden // layout.format.group)
-    x = experts.QuantisedRows(
-        torch.empty((rows, hidden), dtype=torch.int8), torch.empty(sizes), torch.empty(sizes, dtype=torch.int32)
-    )
+    x = QuantisedRows.room(rows, hidden, layout.format.group)
     addresses, none = torch.empty(count, dtype=torch.int64), np.zeros(1, np.int64)
     asked = grouped.ask(torch.zeros((rows, chosen), dtype=torch.int32), count)
     groups = places.Groups(asked.pair, asked.place, asked.tiles, asked.tile_rows, none, none)

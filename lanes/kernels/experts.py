@@ -13,8 +13,6 @@ H hidden, I intermediate, G group, C = 8 chains.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -22,6 +20,7 @@ import triton.language as tl
 from lanes.kernels import doorbell, early
 from lanes.kernels.ahead import LINES, Ahead, send
 from lanes.kernels.arithmetic import CHAINS, dot4_signed, dot4_unsigned, fma, gate, group_scale, quantised, tree
+from lanes.kernels.rows import Jobs, QuantisedRows
 from shared_experts.layout import PART_ALIGNMENT_BYTES, RecordLayout
 
 MOST_ROWS = 4
@@ -31,24 +30,6 @@ MOST_ROWS = 4
 GATE_TILE = (16, 4)
 DOWN_TILE = (64, 4)
 ALIGNED = tl.constexpr(PART_ALIGNMENT_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class QuantisedRows:
-    """A window's activations: q int8 [R, H], scale fp32 [R, H/G], correction int32 [R, H/G] (8 * sum of q; q4 only); or
-    the intermediate of its pairs, [P, I]."""
-
-    q: torch.Tensor
-    scale: torch.Tensor
-    correction: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Jobs:
-    """Distinct experts: expert int32 [J], -1 for none; pairs int32 [J, R], the pair of every row, -1 for none."""
-
-    expert: torch.Tensor
-    pairs: torch.Tensor
 
 
 def quantise_rows(x: torch.Tensor, rows: QuantisedRows, group: int, *, opens: bool = False) -> None:

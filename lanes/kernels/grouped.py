@@ -26,8 +26,8 @@ import triton.language as tl
 from lanes.kernels import places
 from lanes.kernels.arithmetic import fma, gate, group_scale, quantised
 from lanes.kernels.chains import columns, long_rows, short_rows
-from lanes.kernels.experts import QuantisedRows
 from lanes.kernels.places import Asked, Batch, Groups
+from lanes.kernels.rows import QuantisedRows
 from shared_experts.layout import PART_ALIGNMENT_BYTES, RecordLayout
 
 BLOCK_ROWS = 64  # places of a tile

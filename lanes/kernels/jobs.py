@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from lanes.kernels.experts import MOST_ROWS, Jobs
+from lanes.kernels.experts import MOST_ROWS
+from lanes.kernels.rows import Jobs
 
 MOST_EXPERTS = 1024  # a row of them stays in a warp's registers
 

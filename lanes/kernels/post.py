@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 
 from lanes.kernels import early
-from lanes.kernels.experts import QuantisedRows, quantise_groups
+from lanes.kernels.experts import quantise_groups
+from lanes.kernels.rows import QuantisedRows
 
 
 @dataclass(frozen=True, slots=True)

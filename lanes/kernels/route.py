@@ -18,9 +18,10 @@ import triton
 import triton.language as tl
 
 from lanes.kernels import early
-from lanes.kernels.experts import MOST_ROWS, Jobs, quantise_groups
+from lanes.kernels.experts import MOST_ROWS, quantise_groups
 from lanes.kernels.jobs import MOST_EXPERTS, all_counts, assign, width
 from lanes.kernels.post import Post
+from lanes.kernels.rows import Jobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import triton.language as tl
 from lanes.experts import reference
 from lanes.kernels import arithmetic, combine, experts, naive
 from lanes.kernels.ahead import Ahead
+from lanes.kernels.rows import Jobs, QuantisedRows
 from lanes.models.qwen4_exp.gpu.ahead import pieces
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 from tests.fakes import expert_records as made
@@ -56,14 +57,10 @@ def check_experts(
 
     records = records.to(device)
     quantised, between = (
-        experts.QuantisedRows(
-            torch.empty((lines, width), dtype=torch.int8, device=device),
-            torch.empty((lines, width // layout.format.group), device=device),
-            torch.empty((lines, width // layout.format.group), dtype=torch.int32, device=device),
-        )
+        QuantisedRows.room(lines, width, layout.format.group, device)
         for lines, width in ((rows, hidden), (pairs_count, inner))
     )
-    jobs = experts.Jobs(expert.to(device), pairs.to(device))
+    jobs = Jobs(expert.to(device), pairs.to(device))
     h = torch.full((pairs_count, inner), RATHER_NOT_A_NUMBER, device=device)
     y = torch.full((pairs_count, hidden), RATHER_NOT_A_NUMBER, device=device)
     table = addresses(records).to(device)

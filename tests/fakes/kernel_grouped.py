@@ -8,19 +8,10 @@ import numpy as np
 import torch
 
 from lanes.kernels import experts, grouped, naive, places
+from lanes.kernels.rows import QuantisedRows
 from shared_experts.layout import EXPERT_FORMATS, RecordLayout
 from tests.fakes import expert_records as made
 from tests.fakes.kernel_experts import RATHER_NOT_A_NUMBER
-
-
-def scratch(layout: RecordLayout, rows: int, width: int, device: str) -> experts.QuantisedRows:
-    """Room for quantised rows."""
-    groups = width // layout.format.group
-    return experts.QuantisedRows(
-        torch.empty((rows, width), dtype=torch.int8, device=device),
-        torch.empty((rows, groups), device=device),
-        torch.empty((rows, groups), dtype=torch.int32, device=device),
-    )
 
 
 def computed(
@@ -31,7 +22,7 @@ def computed(
     records, x, weights = records.to(device), x.to(device), weights.to(device)
     count = len(records)
     table = records.data_ptr() + torch.arange(count, dtype=torch.int64, device=device) * layout.record_bytes
-    quantised = scratch(layout, len(x), layout.hidden, device)
+    quantised = QuantisedRows.room(len(x), layout.hidden, layout.format.group, device)
     groups = grouped.ask(ids.to(device), count).groups()
     out = torch.zeros((len(x), layout.hidden), device=device)
     with np.errstate(all="ignore"):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from lanes.kernels import jobs, naive, post, route
-from lanes.kernels.experts import Jobs, QuantisedRows
+from lanes.kernels.rows import Jobs, QuantisedRows
 
 
 def check_route(
@@ -31,7 +31,7 @@ def check_route(
         return torch.full(shape, -77, dtype=dtype, device=device)
 
     out = route.Routed(
-        filled(rows, chosen), filled(rows, chosen, dtype=torch.float32), Jobs(filled(pairs), filled(pairs, rows)),
+        filled(rows, chosen), filled(rows, chosen, dtype=torch.float32), Jobs.room(rows, chosen, device).fill_(-77),
         filled(pairs),
     )  # fmt: skip
     route.route(logits.to(device), resident.to(device), table.to(device), out, normalise=normalise)
@@ -55,20 +55,17 @@ def check_posted(device: str, rows: int, chosen: int, experts: int, hidden: int,
     )
     x = x.to(device)
 
-    def integers(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.full(shape, -77, dtype=dtype, device=device)
+    def integers(*shape: int) -> torch.Tensor:
+        return torch.full(shape, -77, dtype=torch.int32, device=device)
 
     for shared in (False, True):
         left = []
         for at_once in (False, True):
             out = route.Routed(
                 integers(rows, chosen), torch.zeros((rows, chosen), device=device),
-                Jobs(integers(pairs), integers(pairs, rows)), integers(pairs),
+                Jobs.room(rows, chosen, device).fill_(-77), integers(pairs),
             )  # fmt: skip
-            quantised = QuantisedRows(
-                integers(rows, hidden, dtype=torch.int8), torch.zeros((rows, hidden // group), device=device),
-                integers(rows, hidden // group),
-            )  # fmt: skip
+            quantised = QuantisedRows.room(rows, hidden, group, device).fill_(-77)
             inputs = post.Inputs(integers(2), integers(pairs), torch.zeros((rows, hidden), device=device))
             said = post.Post(x, quantised, group, integers(rows, chosen), 3, inputs if shared else None)
             route.route(logits, resident, table, out, normalise=True, posted=said if at_once else None)
@@ -90,7 +87,7 @@ def check_route_of_what_is_no_number(device: str) -> None:
     logits[1, 5:9] = float("nan")
     out = route.Routed(
         *(torch.zeros((2, 6), dtype=t, device=device) for t in (torch.int32, torch.float32)),
-        Jobs(torch.zeros(12, dtype=torch.int32, device=device), torch.zeros((12, 2), dtype=torch.int32, device=device)),
+        Jobs.room(2, 6, device),
         torch.zeros(12, dtype=torch.int32, device=device),
     )
     zeros = torch.zeros(24, dtype=torch.int32, device=device)
@@ -110,10 +107,7 @@ def check_jobs(device: str, rows: int, chosen: int, experts: int, *, seed: int =
     logits = torch.full((rows, experts), -1.0).scatter_(1, ids.long(), 1.0)
     same, _, expert, job_pairs, slots = naive.route(logits, resident, table, chosen, normalise=True)
     assert torch.equal(same, ids.long())
-    out = Jobs(
-        torch.full((pairs,), -77, dtype=torch.int32, device=device),
-        torch.full((pairs, rows), -77, dtype=torch.int32, device=device),
-    )
+    out = Jobs.room(rows, chosen, device).fill_(-77)
     got = torch.full((pairs,), -77, dtype=torch.int32, device=device)
     jobs.jobs(ids.to(device), resident.to(device), table.to(device), out, got)
     assert torch.equal(out.expert.cpu(), expert)

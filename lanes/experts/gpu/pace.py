@@ -19,7 +19,7 @@ import torch
 from lanes import limits
 from lanes.experts.slots import Slots
 from lanes.kernels import experts, grouped, places
-from lanes.kernels.experts import QuantisedRows
+from lanes.kernels.rows import QuantisedRows
 from shared_experts.manifest import ExpertsInfo
 
 SLOTS = 64
@@ -67,11 +67,7 @@ def _products(slots: Slots, info: ExpertsInfo, chosen: int, device: torch.device
     table = np.array([slots.address(expert % SLOTS) for expert in range(info.experts)], np.int64)
     addresses = torch.from_numpy(table).to(device)
 
-    sizes = (rows, layout.hidden // group)
-    given = QuantisedRows(
-        torch.empty((rows, layout.hidden), dtype=torch.int8, device=device), torch.empty(sizes, device=device),
-        torch.empty(sizes, dtype=torch.int32, device=device),
-    )  # fmt: skip
+    given = QuantisedRows.room(rows, layout.hidden, group, device)
     took_s = 0.0
     for _ in range(2):  # compiled by the first
         _finish(device)

@@ -29,9 +29,9 @@ from lanes.experts.gpu.prelude import Prelude
 from lanes.experts.ring import Step
 from lanes.experts.slots import Arrival, Mark
 from lanes.kernels import experts, grouped, places
-from lanes.kernels.experts import QuantisedRows
 from lanes.kernels.fetch import fetch
 from lanes.kernels.places import Asked
+from lanes.kernels.rows import QuantisedRows
 from shared_experts.manifest import ExpertsInfo
 
 # At most one slot of so many is borrowed: a slot more in the ring costs one record more a chunk; a ring that is full
@@ -141,7 +141,7 @@ class PromptExperts:
         if expected is None or expected[0] is not ids:
             expected = ids, grouped.ask(ids, self._info.experts, self._begins)
         count, feed = self._info.experts, self._feed
-        rows = self._quantised(len(x), self._layout.hidden)
+        rows = QuantisedRows.room(len(x), self._layout.hidden, self._layout.format.group, self._device)
         experts.quantise_rows(x, rows, self._layout.format.group)
         out.zero_()
         room = min(limits.PROMPT_PLACES, ids.numel())
@@ -184,11 +184,3 @@ class PromptExperts:
         addresses = torch.empty(len(words), dtype=torch.int64, device=self._device)
         fetch(table, addresses)
         return addresses
-
-    def _quantised(self, rows: int, width: int) -> QuantisedRows:
-        sizes = (rows, width // self._layout.format.group)
-        return QuantisedRows(
-            torch.empty((rows, width), dtype=torch.int8, device=self._device),
-            torch.empty(sizes, device=self._device),
-            torch.empty(sizes, dtype=torch.int32, device=self._device),
-        )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lanes.kernels.experts import Jobs, QuantisedRows
+from lanes.kernels.rows import Jobs, QuantisedRows
 from shared_experts.layout import RecordLayout
 
 
@@ -35,30 +35,22 @@ class Workspace:
 
     def erase(self) -> None:
         """Zeroes what is left of earlier rows."""
-        jobs = self.jobs
-        rows = [tensor for part in (self.x, self.quantised) for tensor in (part.q, part.scale, part.correction)]
-        for tensor in (*rows, jobs.expert, jobs.pairs, self.slots, self.h, self.y):
+        for part in (self.x, self.quantised, self.jobs):
+            part.fill_(0)
+        for tensor in (self.slots, self.h, self.y):
             tensor.zero_()
 
     @classmethod
     def of(cls, layout: RecordLayout, rows: int, chosen: int, device: torch.device) -> Workspace:
         """For windows of `rows`."""
-        pairs = rows * chosen
-
-        def room(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        def quantised(count: int, width: int) -> QuantisedRows:
-            groups = width // layout.format.group
-            return QuantisedRows(
-                room(count, width, dtype=torch.int8), room(count, groups), room(count, groups, dtype=torch.int32)
-            )
-
-        return cls(
-            quantised(rows, layout.hidden),
-            Jobs(room(pairs, dtype=torch.int32), room(pairs, rows, dtype=torch.int32)),
-            room(pairs, dtype=torch.int32),
-            room(pairs, layout.intermediate),
-            quantised(pairs, layout.intermediate),
-            room(pairs, layout.hidden),
+        pairs, group = rows * chosen, layout.format.group
+        made = cls(
+            QuantisedRows.room(rows, layout.hidden, group, device),
+            Jobs.room(rows, chosen, device),
+            torch.empty(pairs, dtype=torch.int32, device=device),
+            torch.empty((pairs, layout.intermediate), device=device),
+            QuantisedRows.room(pairs, layout.intermediate, group, device),
+            torch.empty((pairs, layout.hidden), device=device),
         )
+        made.erase()
+        return made
