@@ -35,6 +35,7 @@ from lanes.drafts.drafter import LayerGuess
 from lanes.drafts.policy import LEVELS, MOST_SPARE, Beliefs, Mean
 from lanes.limits import MAX_DRAFTS, MAX_WINDOW_TOKENS
 from lanes.runner import Likeliest
+from lanes.window import Meanwhile, nothing
 
 Say = Callable[[str, object], None]
 NOBODY = Likeliest(-1, 0.0)
@@ -63,9 +64,11 @@ class Oracle:
     said: Mapping[int, Likeliest]  # by the token before
     asked: list[tuple[int, int]] = field(default_factory=list)  # the token before, and how many guesses
 
-    def guess(self, slot: int, token: int, number: int, best: int) -> list[Likeliest] | None:
+    def guess(
+        self, slot: int, token: int, number: int, best: int, meanwhile: Meanwhile = nothing
+    ) -> list[Likeliest] | None:
         """As `Runner.guess`, of greedy requests."""
-        found = self.layer(slot, token, number, best) if self.layer is not None else [NOBODY] * best
+        found = [NOBODY] * best if self.layer is None else self.layer(slot, token, number, best, meanwhile)
         if found is None:
             return None
         count = 1 if isinstance(found, np.ndarray) else len(found)

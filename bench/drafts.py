@@ -120,9 +120,11 @@ class Oracle:
     share: float
     seed: int
 
-    def guess(self, slot: int, token: int, number: int, best: int = 0) -> list[Likeliest] | None:
+    def guess(
+        self, slot: int, token: int, number: int, best: int = 0, meanwhile: Meanwhile = nothing
+    ) -> list[Likeliest] | None:
         """As `Runner.guess`."""
-        if self.lane.runner.guess(slot, token, number, best) is None:
+        if self.lane.runner.guess(slot, token, number, best, meanwhile) is None:
             return None
         place = self.lane.pool[slot].length + 1 + number
         right = np.random.default_rng((self.seed, place)).random() < self.share

@@ -68,11 +68,13 @@ class Runner(Protocol):
     def commit(self, slot: int, rows: int) -> None:
         """Of the trial window that ran last, the first `rows` rows belong to the sequence; before `end_window`."""
 
-    def guess(self, slot: int, token: int, number: int, best: int = 0) -> Row | list[Likeliest] | None:
+    def guess(
+        self, slot: int, token: int, number: int, best: int = 0, meanwhile: Meanwhile = nothing
+    ) -> Row | list[Likeliest] | None:
         """The draft layer's logits [V] for what follows `token`, the sequence's next (number 0) or the guess before;
         with `best`, where the model has it, of so many guesses in a row (or one) the greatest alone.
 
-        None when `stopped` of the last window says so.
+        None when `stopped` of the last window says so; `meanwhile` as in `forward`.
         """
 
     def end_window(self) -> None:
@@ -111,9 +113,10 @@ class Model(Protocol):
         """The first rows of the state's trial window belong to the sequence."""
 
     def guess(
-        self, state: SequenceState, token: int, number: int, best: int = 0
+        self, state: SequenceState, token: int, number: int, best: int = 0, meanwhile: Meanwhile = nothing
     ) -> torch.Tensor | list[tuple[int, float]]:
-        """The draft layer's logits fp32 [V]; with `best`, where the model has it, as of `Likeliest` for each guess."""
+        """The draft layer's logits fp32 [V]; with `best`, where the model has it, as of `Likeliest` for each guess.
+        `meanwhile` as in `forward`."""
 
 
 class Experts(Protocol):
@@ -195,10 +198,12 @@ class ModelRunner:
         if trial is not None:
             self._conversations.read(slot, start, trial.token_ids.numpy()[:rows])
 
-    def guess(self, slot: int, token: int, number: int, best: int = 0) -> Row | list[Likeliest] | None:
+    def guess(
+        self, slot: int, token: int, number: int, best: int = 0, meanwhile: Meanwhile = nothing
+    ) -> Row | list[Likeliest] | None:
         """Asks the draft layer."""
         try:
-            found = self._model.guess(self._states[slot], token, number, best)
+            found = self._model.guess(self._states[slot], token, number, best, meanwhile)
         except Interrupted:
             return None
         return found.cpu().numpy() if isinstance(found, torch.Tensor) else [Likeliest(*each) for each in found]

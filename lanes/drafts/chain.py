@@ -26,9 +26,9 @@ from lanes.request import Sampling
 from lanes.runner import Likeliest, Row
 from lanes.sampler import choose
 
-# (token, number of the guess): logits [D], of a greedy request perhaps the greatest alone, or None when it was stopped
+# (token, number of the guess, or how many at once): logits [D], of a greedy request perhaps the greatest alone, of each
+# one at once, or None when it was stopped
 Guess = Callable[[int, int], "Row | Sequence[Likeliest] | None"]
-Guesses = Callable[[int, int], "Row | Sequence[Likeliest] | None"]  # (token, how many): the greatest of each
 
 
 class Vocabulary(Protocol):
@@ -65,7 +65,7 @@ def chain(
 
 
 def at_once(
-    beliefs: Beliefs, guesses: Guesses, token: int, most: int, vocabulary: Sequence[int] | None = None
+    beliefs: Beliefs, guesses: Guess, token: int, most: int, vocabulary: Sequence[int] | None = None
 ) -> tuple[Proposal, Guessed]:
     """The same of a greedy request, by one call."""
     asked = policy.guesses_at_once(beliefs, most)

@@ -22,10 +22,10 @@ from lanes.drafts.policy import Beliefs, Guessed, Round
 from lanes.drafts.proposal import NOTHING, Proposal
 from lanes.request import Request
 from lanes.runner import Likeliest, Row
-from lanes.window import nothing
+from lanes.window import Meanwhile, nothing
 
-# (slot, token, number, best): `Runner.guess`
-LayerGuess = Callable[[int, int, int, int], "Row | Sequence[Likeliest] | None"]
+# (slot, token, number, best, meanwhile): `Runner.guess`
+LayerGuess = Callable[[int, int, int, int, Meanwhile], "Row | Sequence[Likeliest] | None"]
 
 
 @dataclass(slots=True, eq=False)
@@ -59,16 +59,14 @@ class Drafting:
         if self.lookup is not None:
             self.lookup.add(token)
 
-    def propose(
-        self, slot: int, token: int, position: int, most: int, before: Callable[[], object] = nothing
-    ) -> Proposal:
+    def propose(self, slot: int, token: int, position: int, most: int, meanwhile: Meanwhile = nothing) -> Proposal:
         """Drafts after `token`, the answer's last, which stands at `position` and has been told to `add`.
 
-        `before` is called before a draft layer is asked: what takes time then waits no longer.
+        `meanwhile()` is called where a draft layer is asked, while it guesses or before.
         """
         drafter, began_ns = self.drafter, self.drafter.clock()
         self._guessed = Guessed()
-        proposal = self._proposal(slot, token, position, min(most, drafter.most), before)
+        proposal = self._proposal(slot, token, position, min(most, drafter.most), meanwhile)
         self._draft_ns = drafter.clock() - began_ns
         return proposal
 
@@ -78,7 +76,7 @@ class Drafting:
             done = Round(proposal, self._guessed, self._draft_ns, window_ns, right, checked)
             self.drafter.beliefs = policy.learn(self.drafter.beliefs, done)
 
-    def _proposal(self, slot: int, token: int, position: int, most: int, before: Callable[[], object]) -> Proposal:
+    def _proposal(self, slot: int, token: int, position: int, most: int, meanwhile: Meanwhile) -> Proposal:
         beliefs, layer = self.drafter.beliefs, self.drafter.layer
         if most < 1:
             return NOTHING
@@ -96,16 +94,13 @@ class Drafting:
         if not (room := policy.may_try(beliefs, "layer", most, at_once=chains)):
             return NOTHING
         if chains:
-
-            def guesses(token: int, count: int) -> Row | Sequence[Likeliest] | None:
-                before()
-                return layer(slot, token, 0, count)
-
-            proposal, self._guessed = at_once(beliefs, guesses, token, room, vocabulary)
+            proposal, self._guessed = at_once(
+                beliefs, lambda token, count: layer(slot, token, 0, count, meanwhile), token, room, vocabulary
+            )  # fmt: skip
             return proposal
-        before()
-        proposal, self._guessed = chain(
-            beliefs, lambda token, number: layer(slot, token, number, int(best)), token, position + 1, sampling, room,
-            vocabulary,
-        )  # fmt: skip
+
+        def guess(token: int, number: int) -> Row | Sequence[Likeliest] | None:
+            return layer(slot, token, number, int(best), nothing if number else meanwhile)
+
+        proposal, self._guessed = chain(beliefs, guess, token, position + 1, sampling, room, vocabulary)
         return proposal

@@ -78,12 +78,13 @@ class Model(Protocol):
         ...
 
     def guess(
-        self, state: SequenceState, token: int, number: int, best: int = 0
+        self, state: SequenceState, token: int, number: int, best: int = 0, meanwhile: Meanwhile = nothing
     ) -> torch.Tensor | list[tuple[int, float]]:
         """Logits fp32 [V] of what may follow `token`, which follows the sequence (number 0) or the guess before it.
 
         With `best`, where the model has it: of so many guesses, each the input of the next, or of one alone, the place
-        of the greatest (-1 where one is not finite, and from there on) and its probability.
+        of the greatest (-1 where one is not finite, and from there on) and its probability. `meanwhile()` is called
+        once the device has its work, or before.
         """
         ...
 

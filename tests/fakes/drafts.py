@@ -25,7 +25,7 @@ class ScriptedDrafter(Drafter):
 
 
 class ScriptedDrafting(Drafting):
-    def propose(self, slot: int, token: int, position: int, most: int, before: object = None) -> Proposal:
+    def propose(self, slot: int, token: int, position: int, most: int, meanwhile: object = None) -> Proposal:
         ids = tuple(self.drafter.script(position + 1, most))[:most]
         return Proposal("lookup", ids, (0.9,) * len(ids)) if ids else NOTHING
 

@@ -119,8 +119,11 @@ class FakeRunner:
         self.lengths[slot] = self.next = length
         self.trial = 0
 
-    def guess(self, slot: int, token: int, number: int, best: bool = False) -> np.ndarray | None:
+    def guess(
+        self, slot: int, token: int, number: int, best: bool = False, meanwhile: Meanwhile = nothing
+    ) -> np.ndarray | None:
         assert slot in self.open
+        meanwhile()
         position = self.lengths[slot] + number  # of `token`; the guess is for the place after it
         self.guessed.append(position + 1)
         row = np.zeros(VOCAB, np.float32)

@@ -1,5 +1,7 @@
 """Guesses that the device makes by itself, each the next one's input, against the same ones asked for one by one."""
 
+from types import SimpleNamespace
+
 import pytest
 import triton
 
@@ -8,6 +10,7 @@ from bench.exactness_cases import Ground
 from bench.gpu_lane_rig import CONTEXT, gpu_lane, small_pack
 from lanes import limits
 from lanes.models.qwen4_exp.gpu import guessing
+from lanes.runner import ModelRunner
 
 pytestmark = [
     pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here: tests/gpu"),
@@ -67,6 +70,20 @@ def test_a_layer_whose_embedding_no_kernel_reads_guesses_one_by_one(pack, monkey
     assert not lane.model.chains
     assert lane.model.guess(state, 40, 0, best=3) == want[:1]
     assert lane.model.guess(state, want[0][0], 1, best=2) == want[1:2]
+
+
+def test_the_host_has_something_else_to_do_while_guesses_run(pack, monkeypatch):
+    lane, order = gpu_lane(pack, drafts=True), []
+    slot, guessing_, runner = lane.begin(IDS), lane.model._guessing, ModelRunner(lane.model, lane.states, lane.experts)
+    launch = guessing_._launch
+    monkeypatch.setattr(guessing_, "_launch", lambda which: (order.append(which), launch(which)))
+    monkeypatch.setattr(guessing_, "_stream", SimpleNamespace(synchronize=lambda: order.append("wait")))
+    assert len(runner.guess(slot, 40, 0, 2, lambda: order.append("meanwhile"))) == 2
+    assert order[1:] == [(1, 1, True), "meanwhile", "wait"]
+    order.clear()
+    lane.experts.stopped = lambda: True
+    assert runner.guess(slot, 40, 0, 2, lambda: order.append("meanwhile")) is None
+    assert not order, "nothing began"
 
 
 def test_all_passes_are_there_for_graphs():

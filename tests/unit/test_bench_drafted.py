@@ -38,7 +38,7 @@ def test_an_oracle_goes_on_from_what_it_said_and_knows_how_often_it_was_right():
     ids = WALK.stretch(0, 60)
     said, asked = thrown(WALK, ids, 0.6, 1), []
 
-    def layer(slot, token, number, best):
+    def layer(slot, token, number, best, meanwhile):
         asked.append((token, best))
         return [Likeliest(7, 0.1)] * best
 

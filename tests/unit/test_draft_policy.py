@@ -48,7 +48,7 @@ class Lane:
         self.random = random.Random(self.seed)
         self.drafter = Drafter(3, self._ask, clock=lambda: self.now_ns, chains=self.chains > 0)
 
-    def _ask(self, slot, token, number, best):
+    def _ask(self, slot, token, number, best, meanwhile):
         self.asked.append(best)
         self._spend(self.guess + self.chains * (best - 1) * (self.chains > 0))
         if self.chains:

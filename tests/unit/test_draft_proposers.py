@@ -161,7 +161,8 @@ def test_what_is_never_worth_a_row_is_not_asked_for():
 def test_only_greedy_requests_of_a_layer_that_chains_are_guessed_at_once():
     asked = []
 
-    def layer(slot, token, number, best):
+    def layer(slot, token, number, best, meanwhile):
+        meanwhile()
         asked.append((number, best))
         return [Likeliest(7, 0.9)] * best if best else peaked(7, 0.9)
 
@@ -171,8 +172,10 @@ def test_only_greedy_requests_of_a_layer_that_chains_are_guessed_at_once():
         asked.clear()
         drafter = Drafter(3, layer, beliefs=convinced(), chains=chains)
         request = Request("r", (1,) * 5, 10, Sampling(temperature=temperature))
-        proposal = drafter.begin(request).propose(0, 1, 4, 3)
+        told = []
+        proposal = drafter.begin(request).propose(0, 1, 4, 3, lambda: told.append(len(asked)))  # noqa: B023
         assert (len(proposal.ids), asked) == (3, want)
+        assert told == [0], "once, beside the first guess"
 
 
 def test_a_narrow_vocabulary_is_translated():

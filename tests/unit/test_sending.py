@@ -111,15 +111,17 @@ async def test_nothing_waits_through_anothers_step(alone, most, waiting):
 async def test_nothing_waits_while_the_draft_layer_is_asked():
     counters, runner, told = Counters(), FakeRunner(), []
 
-    def guess(slot, token, number, best):
-        told.append(counters.generated_tokens)
-        return runner.guess(slot, token, number, best)
+    def guess(slot, token, number, best, meanwhile):
+        before = counters.generated_tokens  # nobody was told anything on the way to the draft layer
+        found = runner.guess(slot, token, number, best, meanwhile)
+        told.append((before, counters.generated_tokens))
+        return found
 
     steps = steps_of(runner, counters, Drafter(1, guess, beliefs=convinced()))
     generation = Generation(request(PROMPT, 9), Outbox(asyncio.get_running_loop(), 64))
     running = steps.of(generation)
     for _ in running:
         pass
-    assert told[:2] == [1, 3], "a token, then one with its draft"
+    assert told[:2] == [(0, 1), (1, 3)], "a token, then one with its draft, each while the layer guesses"
     assert generation.sent == 9
     assert not runner.open

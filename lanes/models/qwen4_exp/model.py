@@ -165,9 +165,12 @@ class Qwen4Exp:
         return False
 
     @torch.no_grad()
-    def guess(self, state: SequenceState, token: int, number: int, best: int = 0) -> torch.Tensor:
+    def guess(
+        self, state: SequenceState, token: int, number: int, best: int = 0, meanwhile: Meanwhile = nothing
+    ) -> torch.Tensor:
         """The draft layer's logits fp32 [V] (or of a narrower choice) of what follows `token`; see `DraftLayer`."""
         assert self.drafts is not None, "the model was loaded with its draft layer"
+        meanwhile()
         return self.drafts.guess(state, token, number)
 
 

@@ -40,6 +40,7 @@ from lanes.models.qwen4_exp.rows import Rotary
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.state.seat import Seat
 from lanes.state.sequence import DraftState, SequenceState
+from lanes.window import Meanwhile, nothing
 
 # (rows, number, whether the device names its token)
 Pass = tuple[int, int, bool]
@@ -144,9 +145,12 @@ class Guessing:
         draft.waiting = waiting + rows
 
     @torch.no_grad()
-    def guess(self, state: SequenceState, token: int, number: int, best: int) -> torch.Tensor | Best:
+    def guess(
+        self, state: SequenceState, token: int, number: int, best: int, meanwhile: Meanwhile = nothing
+    ) -> torch.Tensor | Best:
         """Logits fp32 [1, D], until the next guess; with `best` what is known of the greatest of up to so many guesses,
-        each the input of the next: of fewer only where the layer cannot chain."""
+        each the input of the next: of fewer only where the layer cannot chain. `meanwhile()` is called while they run.
+        """
         draft = state.draft
         assert draft is not None
         self._experts.begin_guess()
@@ -170,6 +174,7 @@ class Guessing:
             self._launch((1, number, False))
         for further in range(number + 1, end):  # launched while the one in front runs
             self._launch((1, further, True))
+        meanwhile()
         if self._stream is not None:
             self._stream.synchronize()  # what was said may be overwritten from here on
         if not best:

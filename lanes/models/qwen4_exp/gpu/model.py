@@ -167,12 +167,14 @@ class GpuQwen4Exp:
         """Whether `guess` makes several at once."""
         return self._guessing is not None and self._guessing.chains
 
-    def guess(self, state: SequenceState, token: int, number: int, best: int = 0) -> torch.Tensor | Best:
+    def guess(
+        self, state: SequenceState, token: int, number: int, best: int = 0, meanwhile: Meanwhile = nothing
+    ) -> torch.Tensor | Best:
         """The draft layer's logits fp32 [V], until the next guess, or the best of `best` guesses; the state is the one
         that runs."""
         assert self._guessing is not None, "the model was loaded with its draft layer"
         self.take_seat(state)
-        found = self._guessing.guess(state, token, number, best)
+        found = self._guessing.guess(state, token, number, best, meanwhile)
         return found[0] if isinstance(found, torch.Tensor) else found
 
     @property
