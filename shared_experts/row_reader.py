@@ -37,8 +37,9 @@ ROW_BOOKKEEPING_BYTES = 56  # of a cached row, beside the row
 
 Source = Callable[[int, int, int, int], int]  # (descriptor, address, bytes, offset) -> bytes read or a negative errno
 
-_ABI = 1
-_BAD_ARGUMENT, _NO_MEMORY, _NO_THREADS, _FAULT = 1, 2, 3, 4
+_ABI = 2
+_BAD_ARGUMENT, _NO_MEMORY, _NO_THREADS, _FAULT, _ABSENT = 1, 2, 3, 4, 5
+_KINDS = {"bf16": 0, "f16": 1, "f32": 2}  # of rows.h
 _SOURCE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64)
 
 
@@ -53,6 +54,16 @@ class _Table(ctypes.Structure):
         ("page_bytes", ctypes.c_uint64),
         ("cache_bytes", ctypes.c_uint64),
         ("source", _SOURCE),
+    )
+
+
+class _Taking(ctypes.Structure):
+    _fields_ = (
+        ("reader", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("kind", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     )
 
 
@@ -107,6 +118,7 @@ class RowReader:
         """Opens the file behind `descriptor` (which stays the caller's) a second time; `source` stands in for pread."""
         self.info, self._path, self._pid = info, path, os.getpid()
         self._handle: ctypes.c_void_p | None = None
+        self._place = ctypes.c_void_p()  # the handle, for calls that keep the interpreter's lock; null before `close`
         self._asking, self._prefetching = Lock(), Lock()
         self._library = _load()
         self._source = _SOURCE(source) if source is not None else _SOURCE()  # lives as long as the threads
@@ -124,7 +136,7 @@ class RowReader:
             if code == _NO_THREADS:
                 raise OSError(errno.EAGAIN, "no thread can be started to read rows", str(path))
             raise ValueError(f"rows_open refused {info} with a depth of {depth}")
-        self._handle = handle
+        self._handle, self._place.value = handle, handle.value
 
     def __enter__(self) -> RowReader:
         return self
@@ -140,7 +152,7 @@ class RowReader:
         if self._handle is None or self._pid != os.getpid():
             return
         with self._asking, self._prefetching:
-            handle, self._handle = self._handle, None
+            handle, self._handle, self._place.value = self._handle, None, None
             if handle is not None:
                 self._library.rows_close(handle)
                 os.close(self._descriptor)
@@ -168,6 +180,33 @@ class RowReader:
             raise NgramReadError(self._path, self.info.layer, fault.offset, self._reason(fault))
         if code:
             raise MemoryError(f"{len(ids)} rows")
+
+    def taker(self, ids: I64Array, out: F32Array) -> Callable[[int], bool]:
+        """`take(n)`: the first n of `ids` [N] are read, as they are then, and `out` fp32 [N, C] has their rows.
+
+        For few rows and often: its arguments are made once, and where all rows are in memory it keeps the interpreter.
+        It raises nothing: False where `rows`, asked for the same ids, would say what is wrong.
+        """
+        assert ids.dtype == np.int64
+        assert out.dtype == np.float32
+        assert out.shape == (*ids.shape, self.info.columns)
+        assert ids.flags.c_contiguous
+        assert out.flags.c_contiguous
+        place, kind = ctypes.addressof(self._place), _KINDS[self.info.dtype]
+        taking = _Taking(place, ids.ctypes.data, out.ctypes.data, kind)
+        at_once, waiting, asking = self._library.take_at_once, self._library.rows_take, self._asking
+        said, most, kept = ctypes.byref(taking), len(ids), (ids, out, self._place)
+
+        def take(rows: int) -> bool:
+            assert rows <= most
+            assert kept
+            code = at_once(said, rows, 0)
+            if code == _ABSENT and self._handle is not None and self._pid == os.getpid():
+                with asking:
+                    code = waiting(said, rows, 1)
+            return bool(code == 0)
+
+        return take
 
     def prefetch(self, ids: I64Array) -> None:
         """Begins to read the rows of `ids` [N] that are not there; never waits for the disk, never fails for it.
@@ -271,6 +310,10 @@ def _load() -> ctypes.CDLL:
             library.rows_open.argtypes = [pointer, pointer]
             library.rows_get.argtypes = [pointer, pointer, count, pointer, pointer]
             library.rows_prefetch.argtypes = [pointer, pointer, count]
+            library.rows_take.argtypes = [pointer, count, ctypes.c_int32]
+            # The same without giving the interpreter away, which somebody else would keep for milliseconds.
+            at_once = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, count, ctypes.c_int32)(("rows_take", library))
+            library.take_at_once = at_once  # type: ignore[attr-defined]
             library.rows_count.argtypes = [pointer, pointer]
             library.rows_read_pages.argtypes = [
                 ctypes.c_int32, pointer, count, ctypes.c_uint64, ctypes.c_int32, pointer,

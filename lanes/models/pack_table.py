@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 import torch
 
@@ -66,6 +68,17 @@ class PackTable:
             raise TableReadFailed(f"a row of the n-gram table of layer {error.layer} cannot be read") from error
         self._count(gathered=gathered)
         return found.view(ids.shape[0], -1)
+
+    def taker(self, ids: Ids, out: npt.NDArray[np.float32]) -> Callable[[int], bool]:
+        """`take(r)`: `rows` of the first r of `ids` [R, N] into `out` [R, N * D], few tokens' and as soon as can be; or
+        False, and `rows` says why not. Counted when `count` is called, before other rows are asked for."""
+        heads, columns = ids.shape[1], self._reader.info.columns
+        take = self._reader.taker(ids.reshape(-1), out.reshape(-1, columns))
+        return lambda rows: take(rows * heads)
+
+    def count(self) -> None:
+        """What was taken is counted."""
+        self._count(gathered=False)
 
     def forget(self) -> None:
         """What was prefetched will not be asked for."""

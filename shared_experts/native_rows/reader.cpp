@@ -12,13 +12,14 @@
 #include <thread>
 #include <vector>
 
+#include "numbers.h"
 #include "row_cache.h"
 #include "rows.h"
 
 namespace rows {
 namespace {
 
-constexpr int32_t kAbi = 1;
+constexpr int32_t kAbi = 2;
 constexpr int32_t kMostDepth = 256;
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kMostPageBytes = 64 << 20;
@@ -97,7 +98,9 @@ class Reader {
     wake(queued, lock);
   }
 
-  bool get(const int64_t* ids, int64_t count, uint8_t* out, rows_fault* fault) {
+  // put(n, bytes) is given row n of `ids`, in their order.
+  template <class Put>
+  bool get(const int64_t* ids, int64_t count, Put put, rows_fault* fault) {
     std::lock_guard<std::mutex> caller(callers_);
     // Pins are bounded, so that the clock always finds something to give up.
     const int64_t window = std::max<int64_t>(1, cache_.capacity() / 4);
@@ -133,12 +136,37 @@ class Reader {
         for (; begin < end; ++begin) unpin(pinned[begin % window]);
         return false;
       }
-      memcpy(out + begin * table_.row_bytes, cache_.bytes(slot), table_.row_bytes);
+      put(begin, cache_.bytes(slot));
       unpin(slot);
       ++begin;
     }
     return true;
   }
+
+  // `get` where nobody has to be waited for; else false, and nothing has changed.
+  template <class Put>
+  bool get_at_once(const int64_t* ids, int64_t count, Put put) {
+    if (getpid() != process_) return false;
+    const std::unique_lock<std::mutex> caller(callers_, std::try_to_lock);
+    if (!caller) return false;
+    const std::lock_guard<std::mutex> lock(state_);
+    // Between two windows nothing of this is in a processor's caches: what will be read is sent for first.
+    for (int64_t i = 0; i < count; ++i) cache_.expect(ids[i]);
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t slot = cache_.find(ids[i]);
+      if (slot == kNone || cache_[slot].state != READY) return false;
+      cache_.expect_bytes(slot);
+    }
+    counters_.asked += count;
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t slot = pin(ids[i]);
+      put(i, cache_.bytes(slot));
+      unpin(slot);
+    }
+    return true;
+  }
+
+  uint64_t row_bytes() const { return table_.row_bytes; }
 
   void forget() {
     std::lock_guard<std::mutex> lock(state_);
@@ -311,6 +339,7 @@ class Reader {
 
   const rows_table table_;
   const rows_source source_;
+  const pid_t process_ = getpid();
   std::mutex callers_;  // held by the running get
   std::mutex state_;    // guards everything below
   RowCache cache_;
@@ -359,7 +388,25 @@ int32_t rows_get(void* reader, const int64_t* ids, int64_t count, uint8_t* out, 
   auto* r = static_cast<rows::Reader*>(reader);
   if (count < 0 || !fault || !r->known(ids, count)) return ROWS_BAD_ARGUMENT;
   try {
-    return r->get(ids, count, out, fault) ? ROWS_OK : ROWS_FAULT;
+    const uint64_t bytes = r->row_bytes();
+    const auto put = [=](int64_t n, const uint8_t* row) { memcpy(out + n * bytes, row, bytes); };
+    return r->get(ids, count, put, fault) ? ROWS_OK : ROWS_FAULT;
+  } catch (const std::bad_alloc&) {
+    return ROWS_NO_MEMORY;
+  }
+}
+
+int32_t rows_take(const rows_taking* taking, int64_t count, int32_t wait) {
+  auto* r = static_cast<rows::Reader*>(*taking->reader);
+  if (!r) return ROWS_ABSENT;
+  const int32_t kind = taking->kind;
+  if (count < 0 || kind < ROWS_BF16 || kind > ROWS_F32 || !r->known(taking->ids, count)) return ROWS_BAD_ARGUMENT;
+  const uint64_t columns = r->row_bytes() / (kind == ROWS_F32 ? 4 : 2);
+  const auto put = [=](int64_t n, const uint8_t* row) { rows::numbers(row, columns, kind, taking->out + n * columns); };
+  try {
+    if (!wait) return r->get_at_once(taking->ids, count, put) ? ROWS_OK : ROWS_ABSENT;
+    rows_fault fault;
+    return r->get(taking->ids, count, put, &fault) ? ROWS_OK : ROWS_FAULT;
   } catch (const std::bad_alloc&) {
     return ROWS_NO_MEMORY;
   }

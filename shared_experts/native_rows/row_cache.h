@@ -15,6 +15,7 @@
 namespace rows {
 
 constexpr uint32_t kNone = UINT32_MAX;
+constexpr uint64_t kExpectedBytes = 512;  // of a row: a processor sends for the rest itself
 constexpr uint8_t kMostChances = 3, kAheadChances = kMostChances + 1;
 
 enum State : uint8_t { EMPTY, QUEUED, READING, READY, FAILED };
@@ -62,6 +63,13 @@ class RowCache {
       if (!places_[p]) return kNone;
       if (slots_[places_[p] - 1].id == id) return places_[p] - 1;
     }
+  }
+
+  // What `find` and whoever reads the bytes will want soon.
+  void expect(int64_t id) const { __builtin_prefetch(&places_[home(id)]); }
+  void expect_bytes(uint32_t slot) const {
+    const uint8_t* first = bytes_.get() + slot * row_bytes_;
+    for (uint64_t at = 0; at < row_bytes_ && at < kExpectedBytes; at += 64) __builtin_prefetch(first + at);
   }
 
   // An EMPTY slot for an id that is not there; kNone when everything is pinned or under way.

@@ -49,7 +49,19 @@ struct rows_fault {
   int32_t reserved;
 };
 
-enum { ROWS_OK = 0, ROWS_BAD_ARGUMENT = 1, ROWS_NO_MEMORY = 2, ROWS_NO_THREADS = 3, ROWS_FAULT = 4 };
+// What rows_take writes where, said once for many calls; the arrays stay the caller's.
+struct rows_taking {
+  void* const* reader;    // where the reader stands; null there: closed
+  const int64_t* ids;
+  float* out;
+  int32_t kind;           // of the rows' numbers
+  int32_t reserved;
+};
+
+enum { ROWS_BF16 = 0, ROWS_F16 = 1, ROWS_F32 = 2 };
+enum {
+  ROWS_OK = 0, ROWS_BAD_ARGUMENT = 1, ROWS_NO_MEMORY = 2, ROWS_NO_THREADS = 3, ROWS_FAULT = 4, ROWS_ABSENT = 5
+};
 
 ROWS_API int32_t rows_abi();
 ROWS_API int32_t rows_open(const rows_table* table, void** reader);
@@ -58,6 +70,10 @@ ROWS_API void rows_close(void* reader);  // finishes the reads that have begun, 
 ROWS_API int32_t rows_prefetch(void* reader, const int64_t* ids, int64_t count);
 // out [count, row_bytes], in the order of ids. With ROWS_FAULT `fault` is filled; a later call reads again.
 ROWS_API int32_t rows_get(void* reader, const int64_t* ids, int64_t count, uint8_t* out, rows_fault* fault);
+// rows_get of the first `count` ids, as fp32 numbers. Without `wait` at once or not at all: ROWS_ABSENT, and nothing has
+// changed, where a row is not in memory, somebody else asks, the reader is closed or another process's. So it may be
+// called by who must not sleep, and beside rows_close by who makes sure that `*reader` was set to null before that began.
+ROWS_API int32_t rows_take(const rows_taking* taking, int64_t count, int32_t wait);
 ROWS_API void rows_forget(void* reader);  // what was prefetched is no longer expected: unread ids leave the queue
 ROWS_API void rows_count(void* reader, rows_counters* counters);
 

@@ -15,6 +15,7 @@ DRIVER = r"""
 #include <thread>
 #include <vector>
 #include "experts.h"
+#include "ngram.h"
 #include "share.h"
 
 static std::vector<float> call(expert_pool* pool, const expert_layout& l, int rows, unsigned seed) {
@@ -110,7 +111,19 @@ static int handshake() {
   return 0;
 }
 
+static int row_ids() {
+  const std::vector<int64_t> multipliers = {INT64_MAX, INT64_MIN, -3}, sizes = {1, INT64_MAX, 7, 1000};
+  const std::vector<int64_t> offsets = {INT64_MAX, 5, 0, 0}, tokens = {INT64_MIN, 9, INT64_MAX, -1, 4};
+  std::vector<int64_t> ids(3 * 4);
+  const ngram_hash hash = {multipliers.data(), sizes.data(), offsets.data(), 9, 3, 2};
+  ngram_row_ids(&hash, tokens.data(), 3, ids.data());
+  for (int row = 0; row < 3; ++row)
+    if (ids[4 * row] != INT64_MAX || ids[4 * row + 2] < 0 || ids[4 * row + 2] > 6) return 30;
+  return 0;
+}
+
 int main() {
+  if (const int code = row_ids()) return code;
   if (const int failed = handshake()) return failed;
   for (int isa = 1; isa <= expert_best_isa(); ++isa)
     for (const expert_layout& l : {layout(1, 21, 13), layout(2, 320, 704), layout(3, 288, 96), layout(3, 32, 32),

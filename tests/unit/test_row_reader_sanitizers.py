@@ -42,6 +42,13 @@ static void ask(void* reader, const std::vector<uint8_t>& file, unsigned seed, b
       abort();
     for (size_t i = 0; !bad && i < ids.size(); ++i)
       if (memcmp(&out[i * kRow], &file[ids[i] / 4 * 4096 + ids[i] % 4 * kRow], kRow)) abort();
+    std::vector<float> numbers(ids.size() * kRow / 2);
+    const rows_taking taking = {&reader, ids.data(), numbers.data(), turn % 3, 0};
+    int32_t took = rows_take(&taking, ids.size(), 0);
+    if (took == ROWS_ABSENT) took = rows_take(&taking, ids.size(), 1);
+    if (took != (bad ? ROWS_FAULT : ROWS_OK)) abort();
+    for (size_t i = 0; !bad && turn % 3 == ROWS_F32 && i < ids.size(); ++i)
+      if (memcmp(&numbers[i * kRow / 4], &file[ids[i] / 4 * 4096 + ids[i] % 4 * kRow], kRow)) abort();
     if (turn % 7 == 0) rows_forget(reader);
     rows_counters counters;
     rows_count(reader, &counters);

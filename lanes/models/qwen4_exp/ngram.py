@@ -18,9 +18,9 @@ Letters: R rows, S streams, H hidden, N heads, D row columns, T taps.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 
 from lanes.models.ops import Upload, alike, causal_conv, product, rms, upload
+from lanes.models.qwen4_exp.row_ids import Hash, Ids, bound, row_id_array
 from lanes.models.qwen4_exp.rows import Rows, Run
 from lanes.models.qwen4_exp.spec import Spec
 from lanes.models.qwen4_exp.stream import Streams, whole
@@ -52,6 +53,15 @@ class NgramTable(Protocol):
         """[R, N * D] of any float type for row ids int64 [R, N]; fp32 of a decode window's."""
         ...
 
+    def taker(self, ids: Ids, out: npt.NDArray[np.float32]) -> Callable[[int], bool]:
+        """`take(r)`: `rows` of the first r of `ids` [R, N] into `out` [R, N * D], or False and `rows` says why not;
+        counted when `count` is called."""
+        ...
+
+    def count(self) -> None:
+        """What was taken is counted."""
+        ...
+
     def forget(self) -> None:
         """What was prefetched will not be asked for."""
         ...
@@ -62,36 +72,6 @@ def row_ids(history: torch.Tensor, eos: int, table: NgramTable, heads_per_order:
     return torch.from_numpy(row_id_array(history.numpy(), eos, Hash.of(table), heads_per_order))
 
 
-class Hash(NamedTuple):
-    """A table's constants as arrays: of few rows, cheaper than tensors."""
-
-    multipliers: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
-
-    @classmethod
-    def of(cls, table: NgramTable) -> Hash:
-        """Views."""
-        return cls(table.multipliers.numpy(), table.sizes.numpy(), table.offsets.numpy())
-
-
-def row_id_array(ids: npt.NDArray[np.int64], eos: int, hash: Hash, heads_per_order: int) -> npt.NDArray[np.int64]:
-    """`row_ids`. Products stay below 2^63 because multipliers are below 2^63 / vocab, so signed arithmetic is exact."""
-    multipliers, sizes, offsets = hash
-    order = multipliers.shape[0]
-    rows = ids.shape[0] - (order - 1)
-    mixed = ids[order - 1 :] * multipliers[0]
-    out = np.empty((rows, (order - 1) * heads_per_order), np.int64)
-    passed = np.zeros(rows, np.bool_)
-    for shift in range(1, order):
-        seen = ids[order - 1 - shift : order - 1 - shift + rows]
-        passed |= seen == eos  # what a token sees `shift` places back is eos once one is passed
-        mixed = mixed ^ (np.where(passed, eos, seen) * multipliers[shift])
-        heads = slice((shift - 1) * heads_per_order, shift * heads_per_order)
-        out[:, heads] = mixed[:, None] % sizes[heads] + offsets[heads]
-    return out
-
-
 class NgramLayer:
     """One layer's n-gram embedding, added to all streams."""
 
@@ -100,6 +80,7 @@ class NgramLayer:
         self._hash: Hash | None = None  # once it is asked for
         self.upload: Upload = upload
         self._asked = torch.empty(0, dtype=torch.int64)  # row ids of the window that runs, [R, N]
+        self._named = np.empty((0, spec.ngram_heads), np.int64)  # the same of `bound`
         wide = spec.streams * spec.hidden
         self.key_value = weights.matrix(
             ("key_proj.weight", wide), ("value_proj.weight", spec.hidden), columns=spec.ngram_dim
@@ -123,6 +104,23 @@ class NgramLayer:
         ids = row_id_array(history, spec.ngram_reset, self._hash, spec.ngram_heads_per_order)
         return self.table.rows(torch.from_numpy(ids)).numpy()
 
+    def bound(self, history: Ids, said: npt.NDArray[np.float32]) -> Callable[[int], bool]:
+        """`rows_of` with arguments made once: a call with r has the rows of the first ngram_order - 1 + r of `history`,
+        as they are then, in said[:r] of fp32 [R, D]; False where `rows_of` is to say why not. `table.count` counts.
+
+        Raises NativeKernelUnavailable.
+        """
+        spec = self._spec
+        self._named = ids = np.zeros((len(said), spec.ngram_heads), np.int64)
+        name = bound(history, spec.ngram_reset, Hash.of(self.table), spec.ngram_heads_per_order, ids)
+        take = self.table.taker(ids, said)
+
+        def say(rows: int) -> bool:
+            name(rows)
+            return take(rows)
+
+        return say
+
     def hint(self, history: torch.Tensor) -> None:
         """A later window will have these ids, all but the first ngram_order - 1 of which are its rows."""
         self.table.prefetch(self._row_ids(history))
@@ -134,6 +132,7 @@ class NgramLayer:
     def erase(self) -> None:
         """Zeroes what is kept of the last window."""
         self._asked.zero_()
+        self._named.fill(0)
 
     def __call__(self, x: Streams, rows: Rows) -> torch.Tensor:
         """x [R, S, H], changed in place and returned; `begin` has seen the same rows."""

@@ -149,6 +149,7 @@ class GpuQwen4Exp:
             self.settle(occupant)
         self._inner.erase()
         self._window.erase()
+        self._saying.erase()
         if self._guessing is not None:
             self._guessing.erase()
         if self._fetched is not None:
@@ -226,6 +227,7 @@ class GpuQwen4Exp:
             logits.copy_(self._window.logits[:rows], non_blocking=True)
         meanwhile()
         self._experts.think()
+        self._saying.count()
         self._wait()
         self._accepted = 0  # until somebody says which rows were right
         if window.trial:

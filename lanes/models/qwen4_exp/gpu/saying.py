@@ -11,17 +11,22 @@ Letters: R rows, V vocabulary, H hidden.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from lanes.errors import NativeKernelUnavailable
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
 from lanes.models.qwen4_exp.gpu.angles import Places
 from lanes.models.qwen4_exp.gpu.inputs import Inputs
 from lanes.models.qwen4_exp.model import Qwen4Exp
+from lanes.models.qwen4_exp.ngram import NgramLayer
 from lanes.models.qwen4_exp.rows import Rotary
 
 Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
 
 
 class Saying:
@@ -29,11 +34,15 @@ class Saying:
 
     def __init__(self, said: Inputs, model: Qwen4Exp) -> None:
         """`said` is in host memory, as the model's embedding is."""
-        self._length, self._accepted, self._embedded, self._angles, self._ngrams = (
+        self._length, self._accepted, self._embedded, self._angles, ngrams = (
             part.numpy() for part in (said.length, said.accepted, said.embedded, said.angles, said.ngram)
         )
-        self._layers = model.ngrams
-        spec = model.spec
+        spec, before = model.spec, model.state_shape.context_ids
+        self._tokens = np.zeros(before + MOST_ROWS, np.int64)
+        self._context, self._new = self._tokens[:before], self._tokens[before:]
+        self._layers = [
+            (layer, _bound(layer, self._tokens, rows), rows) for layer, rows in zip(model.ngrams, ngrams, strict=True)
+        ]
         self._places = Places(
             Rotary(spec.rotary_dim, spec.rope_theta, torch.device("cpu")), spec.index_block_tokens, MOST_ROWS
         )
@@ -52,8 +61,29 @@ class Saying:
 
     def ngrams(self, context: Ids, ids: Ids) -> None:
         """What its n-gram layers read: rows of the tokens [R] that come after `context`."""
-        for number, layer in enumerate(self._layers):
-            self._ngrams[number, : ids.shape[0]] = layer.rows_of(np.concatenate((context, ids)))
+        rows = len(ids)
+        self._context[:] = context
+        self._new[:rows] = ids
+        for layer, say, said in self._layers:
+            if say is None or not say(rows):
+                said[:rows] = layer.rows_of(self._tokens[: len(context) + rows])
+
+    def count(self) -> None:
+        """Once there is time: what `ngrams` has read is counted."""
+        for layer, _, _ in self._layers:
+            layer.table.count()
+
+    def erase(self) -> None:
+        """Zeroes what is kept of the last window's tokens; `said` is its owner's."""
+        self._tokens.fill(0)
+
+
+def _bound(layer: NgramLayer, tokens: Ids, said: Floats) -> Callable[[int], bool] | None:
+    """None where nothing native is built: the layer is asked in its own way."""
+    try:
+        return layer.bound(tokens, said)
+    except NativeKernelUnavailable:
+        return None
 
 
 class HostRows:
