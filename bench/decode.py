@@ -89,15 +89,23 @@ class Jobs:
         return found
 
 
-def bounded(found: Mapping[str, Any], rates: Ceilings | None, dense_bytes: int) -> Figures:
-    """The figures of a stretch with their bound, where rates were measured."""
+def bounded(
+    found: Mapping[str, Any], rates: Ceilings | None, dense_bytes: int, handshake_ms: float | None = None
+) -> Figures:  # fmt: skip
+    """The figures of a stretch with their bound, where rates were measured; it counts a handshake that was, and stands
+    without it beside, as results of before handshakes were measured have it."""
+    told = dict(found)
+    if handshake_ms is not None and "milliseconds" in found:
+        told["milliseconds"] = {**found["milliseconds"], "handshake": handshake_ms}
     if rates is None or "tokens_per_s" not in found:
-        return {**found, "bound_tokens_per_s": None, "of_bound": None}
+        return {**told, "bound_tokens_per_s": None, "of_bound": None}
     moved = StepBytes(dense_bytes, found["resident_bytes"], found["missed_bytes"])
-    bound = 1 / step_s(moved, rates)
+    bound, counts = 1 / step_s(moved, rates), Figures(bound_counts="no handshake")
+    if handshake_ms is not None:
+        counts = {"bound_counts": "handshake, measured here", "bound_without_handshake": round(bound, 2)}
+        bound = 1 / step_s(moved, rates, handshake_ms / 1e3)
     return {
-        **found, "bound_tokens_per_s": round(bound, 2), "of_bound": round(found["tokens_per_s"] / bound, 3),
-        "bound_counts": "no handshake",
+        **told, "bound_tokens_per_s": round(bound, 2), "of_bound": round(found["tokens_per_s"] / bound, 3), **counts,
     }  # fmt: skip
 
 
@@ -119,6 +127,9 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
     }  # fmt: skip
     with synthetic.lend(run / "owner.sock"):
         before = jobs.run("ceilings before", "ceilings", [*options, "--vram-budget", "0"])
+        first_budget, shaken = [*options, "--vram-budget", chosen.vram_budget[0]], None
+        if chosen.device != "cpu":
+            shaken = jobs.run("handshake", "handshake", first_budget, keep_s=CEILINGS_S)
         budgets: list[Figures] = []
         for number, budget in enumerate(chosen.vram_budget):
             budgeted, trace = [*options, "--vram-budget", budget], str(folder / f"{number}.trace")
@@ -133,7 +144,6 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
                 trace=str(folder / "forced.trace"), rates=sorted(int(rate) / 100 for rate in chosen.forced.split(",")),
             )  # fmt: skip
             points = [{"forced": True, **point} for point in (found or {"points": []})["points"]]
-        first_budget = [*options, "--vram-budget", chosen.vram_budget[0]]
         kernels = jobs.run("kernels", "kernels", first_budget, keep_s=CEILINGS_S, **common) if chosen.kernels else None
         drafted = None
         if chosen.drafted:
@@ -160,16 +170,18 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
         name: max(look["bytes_per_s"][name] for look in looks) for name in (looks[0]["bytes_per_s"] if looks else ())
     }
     rates, dense_bytes = (Ceilings(**best), looks[0]["dense_bytes"]) if looks else (None, 0)
-    first, *others = (bounded(found, rates, dense_bytes) for found in budgets)
+    handshake_ms = shaken["milliseconds"]["handshake"] if shaken is not None else None
+    first, *others = (bounded(found, rates, dense_bytes, handshake_ms) for found in budgets)
     return {
         **{name: first.get(name) for name in ("tokens_per_s", "hit_rate", "bound_tokens_per_s", "of_bound")},
         "vram_budget_bytes": parse_bytes(chosen.vram_budget[0]), "milliseconds": first.get("milliseconds"),
-        "adaptive": first, "other_budgets": others, "forced": [bounded(point, rates, dense_bytes) for point in points],
+        "adaptive": first, "other_budgets": others,
+        "forced": [bounded(point, rates, dense_bytes, handshake_ms) for point in points],
         "ceilings_gb_per_s": {name: round(rate / 1e9, 2) for name, rate in best.items()},
         "ceilings_looks_gb_per_s": [
             {name: round(rate / 1e9, 2) for name, rate in look["bytes_per_s"].items()} for look in looks
         ],
-        "gpu": kernels, "drafted": drafted, "dense_bytes_per_step": dense_bytes,
+        "handshake": shaken, "gpu": kernels, "drafted": drafted, "dense_bytes_per_step": dense_bytes,
         "cores": looks[0]["cores"] if looks else None, "failed": jobs.failed,
     }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """One measuring process of `bench.decode`: a job comes as JSON on standard input, its figures leave on standard output.
 
     ceilings   what the memories deliver, and how many dense bytes a step reads
+    handshake  on a GPU: what the CPU's answers add to a step (`handshake`)
     adaptive   one conversation along the walk: the lane as it is, under its cache policy
     forced     the same stretch at hit rates that are forced (`forced`)
     kernels    on a GPU: a few steps more, by kernel (`step_kernels`)
@@ -11,12 +12,13 @@ A process each, so that a lane's memory, device and threads are its own. Not her
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,7 +38,7 @@ from lanes.experts.adaptive import adaptive
 from lanes.experts.native import ExpertKernel
 from lanes.logs import configure_logging
 from lanes.models.qwen4_exp.spec import Spec
-from shared_experts.attach import attach
+from shared_experts.attach import AttachedRegion, attach
 from shared_experts.pack import Pack
 
 MOST_PASSES = 40  # until a forced set is in the cache
@@ -71,9 +73,10 @@ def walk_of(job: Job) -> Walk:
     return walk(number(job, "vocabulary"), number(job, "topics"))
 
 
-def rates(job: Job) -> Figures:
-    """Ceilings, and the dense bytes of a step: what one token multiplies with, as the lane holds it."""
-    config = config_of(job)
+@contextlib.contextmanager
+def own_kernel(config: LaneConfig) -> Iterator[tuple[Pack, AttachedRegion, ExpertKernel, int | None]]:
+    """The pack, its region, and the kernel on the cores that the lane gives it, the calling thread's first; from here
+    on this thread is where the lane's engine would be."""
     with Pack.open(config.pack) as pack, attach(config.owner, pack.manifest, ATTACH_S) as region:
         cores = config.cores
         if config.device != "cpu":
@@ -85,15 +88,33 @@ def rates(job: Job) -> Figures:
         pinned = cores if config.pinned else None
         kernel = ExpertKernel(pack.manifest.experts.layout, cores=pinned, threads=len(cores))
         try:
-            found = ceilings.measure(region, kernel, config.device, pinned[0] if pinned else None)
+            yield pack, region, kernel, pinned[0] if pinned else None
         finally:
             kernel.close()
+
+
+def rates(job: Job) -> Figures:
+    """Ceilings, and the dense bytes of a step: what one token multiplies with, as the lane holds it."""
+    config = config_of(job)
+    with own_kernel(config) as (pack, region, kernel, core):
+        found = ceilings.measure(region, kernel, config.device, core)
         parameters = Spec.from_config(pack.manifest.config).dense_parameters_per_token()
     return {
         "bytes_per_s": {name: round(rate) for name, rate in asdict(found).items() if rate is not None},
         "dense_bytes": parameters * (4 if config.device == "cpu" else 2),
         "cores": len(config.cores),
     }
+
+
+def handshakes(job: Job) -> Figures:
+    """Of a window of every decoder layer."""
+    from bench import handshake  # with kernels, which only a GPU lane needs
+    from lanes.device import cuda
+
+    device = cuda.start().device
+    with own_kernel(config_of(job)) as (pack, region, kernel, core):
+        chosen = Spec.from_config(pack.manifest.config).experts_per_token
+        return handshake.measure(region, pack.manifest.experts, chosen, kernel, device, core)
 
 
 def walked(job: Job) -> Figures:
@@ -255,6 +276,7 @@ def settle(
 
 KINDS: dict[str, Callable[[Job], Figures]] = {
     "ceilings": rates,
+    "handshake": handshakes,
     "adaptive": walked,
     "forced": at_forced_rates,
     "kernels": by_kernel,

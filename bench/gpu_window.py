@@ -1,6 +1,7 @@
 """A window of routed experts on a GPU without a model: random records, a cache that stays as it is, a captured graph.
 
-Not here: what is measured with it (gpu_experts).
+On device "cpu", for tests, a replay calls the launches, by the host's clock. Not here: what is measured with it
+(gpu_experts, handshake).
 
 Letters: R rows, K experts per row.
 """
@@ -11,6 +12,7 @@ import itertools
 import mmap
 import os
 import statistics
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -95,14 +97,15 @@ class Bench:
 
     def ids(self, rng: np.random.Generator, rows: int, missing: float) -> torch.Tensor:
         """int32 [layers, rows, K]; of each row's K experts a share of `missing` is not resident, on average exactly."""
-        drawn = np.empty((self.info.layers, rows, CHOSEN), np.int32)
+        chosen = self.experts.chosen
+        drawn = np.empty((self.info.layers, rows, chosen), np.int32)
         owed = 0.0
         for layer in range(self.info.layers):
             for row in range(rows):
-                owed += missing * CHOSEN
+                owed += missing * chosen
                 misses, owed = int(owed), owed - int(owed)
                 absent = self.kept + rng.permutation(self.info.experts - self.kept)[:misses]
-                present = rng.permutation(self.kept)[: CHOSEN - misses]
+                present = rng.permutation(self.kept)[: chosen - misses]
                 drawn[layer, row] = np.sort(np.concatenate((present, absent)))
         return torch.from_numpy(drawn).to(self.device)
 
@@ -114,11 +117,10 @@ class Window:
         self._bench, self._rows, self._share = bench, rows, share
         layers, device = bench.info.layers, bench.device
         generator = torch.Generator(device).manual_seed(5)
-        self._x = torch.randn(layers, rows, HIDDEN, generator=generator, device=device)
-        self._weights = torch.rand(layers, rows, CHOSEN, generator=generator, device=device)
+        self._x = torch.randn(layers, rows, bench.info.hidden, generator=generator, device=device)
+        self._weights = torch.rand(layers, rows, bench.experts.chosen, generator=generator, device=device)
         self._ids = bench.ids(np.random.default_rng(0), rows, 0.0)
         self.out = torch.zeros_like(self._x)
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
         def window() -> None:
             bench.experts.attach(share)
@@ -134,14 +136,28 @@ class Window:
         bench = self._bench
         bench.experts.attach(self._share)
         self._ids.copy_(ids)
-        torch.cuda.synchronize()
+        if on_gpu := bench.device.type == "cuda":
+            torch.cuda.synchronize()
         bench.experts.begin_window(self._rows)
-        self._events[0].record()
-        self._replay()
-        self._events[1].record()
-        torch.cuda.synchronize()
+        took = _on_gpu(self._replay) if on_gpu else _here(self._replay)
         bench.experts.end_window()
-        return float(self._events[0].elapsed_time(self._events[1]))
+        return took
+
+
+def _on_gpu(replay: Callable[[], None]) -> float:
+    """Milliseconds by its clock."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    replay()
+    ended.record()
+    torch.cuda.synchronize()
+    return float(began.elapsed_time(ended))
+
+
+def _here(replay: Callable[[], None]) -> float:
+    began_ns = time.perf_counter_ns()
+    replay()
+    return (time.perf_counter_ns() - began_ns) / 1e6
 
 
 def medians(runs: dict[str, Callable[[int], float]], rounds: int) -> dict[str, float]:

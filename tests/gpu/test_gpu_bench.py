@@ -24,4 +24,8 @@ def test_a_gpu_lane_follows_the_walk_and_is_measured(tmp_path):
     assert result["adaptive"]["follows_the_walk"] == 1
     assert set(result["ceilings_gb_per_s"]) == {"cpu_read", "hbm_copy", "link", "link_beside_cpu", "cpu_beside_link"}
     assert result["gpu"]["milliseconds"]["experts"] > 0
+    assert 0 < result["milliseconds"]["handshake"] < result["milliseconds"]["window"]
+    for stretch in (result["adaptive"], *result["forced"]):
+        assert stretch["bound_counts"] == "handshake, measured here"
+        assert stretch["bound_tokens_per_s"] < stretch["bound_without_handshake"]
     assert [point["not_held"] for point in result["forced"]] == [0, 0]
