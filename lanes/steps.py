@@ -2,7 +2,8 @@
 
     resume ──▶ chunk ─yield─▶ chunk ─yield─▶ … ──▶ draw ─yield─▶ window (send), draw ─yield─▶ … ──▶ send, end
 
-What was drawn is sent beside the window that it starts, or at once where another generation waits for its turn. At
+What was drawn is sent beside the window that it starts, or at once where another generation waits for its turn, and
+what the last drafts cost and brought is learnt then, too. At
 every `yield` the lane is at a safe point: the generation's state is whole, and a window of another sequence may run.
 
 Not here: threads, whose step is next, how an end is told (engine). Invariant: whoever closes the steps at a
@@ -162,16 +163,23 @@ class Steps:
             while not emitted.reason:
                 if not self.alone:  # another's step comes before the window
                     sending.send()
+                    drafting.settle()
                 yield
                 emitted = self._round(generation, slot, answer, drafting, sending)
         finally:
             sending.send()
+            drafting.settle()
         return Outcome(emitted.reason, emitted.error)
 
     def _round(
         self, generation: Generation, slot: int, answer: Answer, drafting: Drafting, sending: Sending
     ) -> Emitted:
         """One decode window: the last token and drafts go in, the state moves by the rows that were right."""
+
+        def beside() -> None:
+            sending.send()
+            drafting.settle()
+
         clock = self._drafter.clock  # what drafts cost and bring is told by one clock
         began_ns = clock()
         place = answer.position - 1  # of the last token, which is not in the state yet
@@ -180,7 +188,7 @@ class Steps:
         rows, trial = [answer.last, *proposal.ids], bool(proposal.ids)
         asked_ns = clock()
         window = Window.of_sequence(rows, place, slot, logits="all", trial=trial, best=answer.greedy)
-        logits = self._step("decode", window, generation, sending.send)
+        logits = self._step("decode", window, generation, beside)
         if logits is None:
             return Emitted("cancelled")
         window_ns = clock() - asked_ns

@@ -76,9 +76,7 @@ def at_once(
     named = [each.place >= 0 for each in found]
     count = named.index(False) if False in named else len(named)
     sure = tuple(each.share for each in found[:count])
-    kept = 0
-    while kept < count and policy.worth(beliefs, "layer", sure[: kept + 1]):
-        kept += 1
+    kept = policy.worthy(beliefs, "layer", sure)
     ids = tuple(each.place if vocabulary is None else int(vocabulary[each.place]) for each in found[:kept])
     return Proposal("layer", ids, sure[:kept]), Guessed(asked, at_once=True, sure=sure)
 

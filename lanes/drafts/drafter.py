@@ -1,5 +1,8 @@
 """The rounds of drafts as the engine sees them: propose before a window, learn after it.
 
+Between two windows the device has nothing to do, so what can wait is learnt beside its next work (`settle`), a pass of
+the draft layer or a window.
+
     Drafter     one per lane: what it has learnt about costs and proposers outlives a generation
     Drafting    one per generation: its lookup index
 
@@ -53,6 +56,7 @@ class Drafting:
     lookup: Lookup | None
     _guessed: Guessed = field(default_factory=Guessed)
     _draft_ns: int = 0
+    _due: Round | None = None  # is not learnt yet
 
     def add(self, token: int) -> None:
         """The answer has one more token."""
@@ -62,19 +66,32 @@ class Drafting:
     def propose(self, slot: int, token: int, position: int, most: int, meanwhile: Meanwhile = nothing) -> Proposal:
         """Drafts after `token`, the answer's last, which stands at `position` and has been told to `add`.
 
-        `meanwhile()` is called where a draft layer is asked, while it guesses or before.
+        `meanwhile()` is called where a draft layer is asked, while it guesses or before; then `settle` is.
         """
+
+        def beside() -> None:
+            meanwhile()
+            self.settle()
+
         drafter, began_ns = self.drafter, self.drafter.clock()
         self._guessed = Guessed()
-        proposal = self._proposal(slot, token, position, min(most, drafter.most), meanwhile)
+        proposal = self._proposal(slot, token, position, min(most, drafter.most), beside)
         self._draft_ns = drafter.clock() - began_ns
         return proposal
 
     def learn(self, proposal: Proposal, right: int, checked: int, window_ns: int) -> None:
-        """The window after `propose` is over: its time, with the commit's."""
+        """The window after `propose` is over: its time, with the commit's. To be followed by `settle` before another
+        generation goes on."""
         if self.drafter.most:
-            done = Round(proposal, self._guessed, self._draft_ns, window_ns, right, checked)
-            self.drafter.beliefs = policy.learn(self.drafter.beliefs, done)
+            self.settle()
+            self._due = Round(proposal, self._guessed, self._draft_ns, window_ns, right, checked)
+            if not policy.may_wait(self.drafter.beliefs, self._due):
+                self.settle()
+
+    def settle(self) -> None:
+        """The last round is learnt by now."""
+        if (due := self._due) is not None:
+            self._due, self.drafter.beliefs = None, policy.learn(self.drafter.beliefs, due)
 
     def _proposal(self, slot: int, token: int, position: int, most: int, meanwhile: Meanwhile) -> Proposal:
         beliefs, layer = self.drafter.beliefs, self.drafter.layer

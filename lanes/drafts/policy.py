@@ -171,6 +171,16 @@ def worth(beliefs: Beliefs, source: Source, sure: Sequence[float]) -> bool:
     return _reach(beliefs, source, sure) >= beliefs.rate() * more_ns
 
 
+def worthy(beliefs: Beliefs, source: Source, sure: Sequence[float]) -> int:
+    """How many of these drafts, from the first on, deserve their rows."""
+    rate, reach, right = beliefs.rate(), 1.0, beliefs.trust[source].right
+    for place, each in enumerate(sure):
+        reach *= right[place][level(each)]
+        if reach < rate * (beliefs.window_ns(2 + place) - beliefs.window_ns(1 + place)):
+            return place
+    return len(sure)
+
+
 def worth_guessing(beliefs: Beliefs, sure: Sequence[float]) -> bool:
     """Whether to ask the draft layer once more after these; the next guess is taken to be as sure as the last."""
     place, trust = len(sure), beliefs.trust["layer"]
@@ -215,6 +225,22 @@ def _reach(beliefs: Beliefs, source: Source, sure: Sequence[float]) -> float:
     return share
 
 
+def may_wait(beliefs: Beliefs, done: Round) -> bool:
+    """Whether the next round may be decided before this one is learnt: until then the account is thought to hold no
+    more than it does, nobody is asked who would pause, and no single row is due."""
+    if not done.proposal.asked or beliefs.since_single + 1 >= SINGLE_EVERY:
+        return False
+    return _gain(beliefs.windows_ns[0], done) >= 0.0 and beliefs.trust[done.proposal.source].gain.value >= 0.0
+
+
+def _gain(single: Mean, done: Round) -> float:
+    """Windows of one row that a try has brought."""
+    if single.count < SINGLES or not done.proposal.asked:
+        return 0.0
+    gain = 1 + done.right - (done.draft_ns + done.window_ns) / max(single.value, 1.0)
+    return max(-MOST_GAIN, min(MOST_GAIN, gain))
+
+
 def learn(beliefs: Beliefs, done: Round) -> Beliefs:
     """After a round."""
     proposal, rows = done.proposal, 1 + len(done.proposal.ids)
@@ -224,10 +250,10 @@ def learn(beliefs: Beliefs, done: Round) -> Beliefs:
     weight = _RARE if rows == 1 and beliefs.since_single else _FAST
     first = rows > 1 and not windows[rows - 1].count
     windows[rows - 1] = _timed(windows[rows - 1], done.window_ns, weight, settles=rows > 1)
-    single_ns = max(windows[0].value, 1.0)
-    known = windows[0].count >= SINGLES
-    gain = max(-MOST_GAIN, min(MOST_GAIN, tokens - spent_ns / single_ns)) if known and proposal.asked else 0.0
-    trust = {source: replace(each, pause=max(0, each.pause - 1)) for source, each in beliefs.trust.items()}
+    known, gain = windows[0].count >= SINGLES, _gain(windows[0], done)
+    trust = {
+        source: replace(each, pause=each.pause - 1) if each.pause else each for source, each in beliefs.trust.items()
+    }
     if proposal.asked:
         trust[proposal.source] = _judged(trust[proposal.source], done, None if first else gain)
     guess_ns, calls_ns, guessed = beliefs.guess_ns, beliefs.calls_ns, done.guessed
@@ -261,8 +287,9 @@ def _judged(trust: Trust, done: Round, gain: float | None) -> Trust:
     """A proposer after a try; without a gain its time says nothing."""
     right, seen = list(trust.right), list(trust.seen)
     for place, sure in enumerate(done.guessed.sure):
-        kind = level(sure)
-        seen[place] = tuple(each * (1 - _SLOW) + (number == kind) for number, each in enumerate(seen[place]))
+        faded = [each * (1 - _SLOW) for each in seen[place]]
+        faded[level(sure)] += 1.0
+        seen[place] = tuple(faded)
     all_right = len(done.proposal.ids) if done.right == len(done.proposal.ids) else 0
     most_right = max(trust.most_right, all_right)
     for place in range(done.checked):

@@ -50,6 +50,7 @@ class Lane:
 
     def _ask(self, slot, token, number, best, meanwhile):
         self.asked.append(best)
+        meanwhile()
         self._spend(self.guess + self.chains * (best - 1) * (self.chains > 0))
         if self.chains:
             return [Likeliest(0, self._share()) for _ in range(best)]
@@ -301,10 +302,39 @@ def test_any_rounds_leave_sound_beliefs(history):
         assert math.isfinite(beliefs.rate())
         for source in ("layer", "lookup"):
             assert 0 <= may_try(beliefs, source, 3) <= 3
-            policy.worth(beliefs, source, [0.5, 0.9])
+            sure = [0.5, 0.9, 0.2]
+            each = [policy.worth(beliefs, source, sure[: count + 1]) for count in range(3)]
+            assert policy.worthy(beliefs, source, sure) == [*each, False].index(False)
         policy.worth_guessing(beliefs, [0.5])
         for most in range(MAX_DRAFTS + 1):
             assert 0 <= policy.guesses_at_once(beliefs, most) <= most
+
+
+def test_a_round_that_gained_may_be_learnt_late():
+    """Beside the next guesses: the account then is thought to hold less than it does, and single rows are in time."""
+    now = [0]
+    drafter = Drafter(3, lambda slot, token, number, best, meanwhile: (meanwhile(), [Likeliest(0, 0.9)] * best)[1],
+                      clock=lambda: now[0], chains=True)  # fmt: skip
+    drafting, random_, late = drafter.begin(Request("r", (1,), 10**6)), random.Random(3), 0
+    for _ in range(400):
+        stale = drafter.beliefs
+        due = drafting._due
+        proposal = drafting.propose(0, 1, 5, 3)
+        if due is not None:
+            late += 1
+            assert drafter.beliefs.spare >= stale.spare
+            assert drafter.beliefs.trust["layer"].pause == stale.trust["layer"].pause == 0
+            assert drafter.beliefs.since_single < policy.SINGLE_EVERY
+            assert drafter.beliefs == learn(stale, due) or not proposal.asked, "the draft layer guessed meanwhile"
+        drafting.settle()  # beside the window
+        count, right = len(proposal.ids), 0
+        now[0] += (100, 105, 110, 115)[count] * MS
+        while right < count and random_.random() < 0.7:
+            right += 1
+        drafting.learn(proposal, right, min(count, right + 1), (100, 105, 110, 115)[count] * MS)
+    assert late > 200
+    drafting.settle()
+    assert drafting._due is None
 
 
 def test_levels():
