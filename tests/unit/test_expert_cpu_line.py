@@ -65,12 +65,39 @@ def test_few_layers_say_nothing_and_a_cost_that_is_not_seen_shrinks():
     assert seen.line.us(1) == pytest.approx(54.0)
 
 
+def test_an_expert_that_is_not_seen_is_never_believed_to_cost_nothing():
+    """A lane with everything in VRAM: ten thousand windows miss nothing, and a copy's price follows from the line."""
+    nothing = layers_of({0: 8 * LAYERS})
+    floored, free = Seen.of(TRUE, PAIRS, 13.5), Seen.of(TRUE, PAIRS)
+    for _ in range(1250):
+        floored, free = (cpu_line.after(seen, 8, nothing, nothing) for seen in (floored, free))
+    assert free.line.each_us < 1e-3
+    assert floored.line.each_us == 13.5
+    assert floored.line.start_us < 1e-3
+    assert cpu_share_table(PAIRS, LINK_US, floored.line.each_us, floored.line.start_us)[1] == 1, "it is tried again"
+    below = cpu_line.after(Seen.of(Line(9.0, 9.0), PAIRS, 13.5), 8, nothing, nothing)
+    assert below.line.each_us == 9.0, "a hope makes nothing dearer"
+
+
+def test_an_experts_part_of_what_was_seen_is_no_less_than_that_unless_all_of_it_is():
+    """Layers of one and of two take almost as long: by the noise, or by what a share takes before its first expert."""
+    layers = layers_of({1: 400, 2: 400})
+    flat = layers_of({1: 400 * 58_000, 2: 400 * 60_000})
+    fast = layers_of({1: 400 * 8_000, 2: 400 * 16_000})
+    seen, quick = Seen.of(TRUE, PAIRS, 13.5), Seen.of(TRUE, PAIRS, 13.5)
+    for _ in range(40):
+        seen, quick = cpu_line.after(seen, 8, layers, flat), cpu_line.after(quick, 8, layers, fast)
+    assert seen.line.each_us == 13.5
+    assert seen.line.us(4 / 3) == pytest.approx((58 + 30) / 1.5, rel=1e-3), "of both, the layer of two weighs half"
+    assert quick.line.us(1) == pytest.approx(8.0, rel=0.05)
+
+
 class Made:
     """A lane whose layers miss as a drifting conversation's do; times differ by a tenth from one to the next."""
 
-    def __init__(self, first: Line, seed: int) -> None:
+    def __init__(self, first: Line, seed: int, least_us: float = 0.0) -> None:
         self.rng, self.line, self.link_us = np.random.default_rng(seed), TRUE, LINK_US
-        self.seen, self.climb = Seen.of(first, PAIRS), climb.Climb()
+        self.seen, self.climb = Seen.of(first, PAIRS, least_us), climb.Climb()
         self.topic = 0.33
 
     def table(self):
@@ -112,9 +139,10 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("least_us", [0.0, 13.5, 21.0])  # without, by a good start, by a bad one
 @pytest.mark.parametrize("first", WRONG, ids=str)
-def test_from_a_wrong_start_the_best_split_is_found_soon_and_kept(first):
-    lane = Made(first, seed=1)
+def test_from_a_wrong_start_the_best_split_is_found_soon_and_kept(first, least_us):
+    lane = Made(first, 1, least_us)
     lane.run(200)
     assert lane.run(200) < 1.03
     assert lane.run(2000) < 1.03

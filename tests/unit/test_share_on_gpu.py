@@ -202,6 +202,24 @@ def test_the_split_follows_what_the_link_is_seen_to_take(rig, monkeypatch):
     assert share.counts[CHOSEN] == 0
 
 
+def test_an_expert_is_not_believed_to_cost_the_cpu_nothing(rig, monkeypatch):
+    """Where nothing is learnt of it: no less than half of what it took alone, or than the link takes."""
+    monkeypatch.setattr("lanes.experts.gpu.share._LOOK", 2)
+    monkeypatch.setattr("lanes.experts.cpu_line.LEAST", 1e9)
+    monkeypatch.setattr("lanes.experts.cpu_line.HOPE", 0.01)
+    r, told = rig(), []
+    share = r.experts.share
+    share.on_split = told.append
+    start = rates.Rates(link_us=50.0, cpu_us=1e3, cpu_start_us=30.0, link_alone_us=50.0, cpu_alone_us=20.0)
+    for alone_us, least_us in ((20.0, 10.0), (1e3, 50.0)):
+        share.search(replace(start, cpu_alone_us=alone_us))
+        for seed in range(2):
+            r.shared_window(seed, 1)
+        assert told[-1].line.each_us == least_us
+        assert told[-1].line.start_us < 1e-9
+        assert share.counts[2] > 0, "a layer of two misses tries it"
+
+
 def test_doorbells_that_do_wrong_are_refused(rig, monkeypatch):
     class Deaf(KernelWords):
         name = "deaf"

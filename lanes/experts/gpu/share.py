@@ -138,7 +138,9 @@ class Share:
         climb. `copy_us`: what a copy of an expert took the link."""
         self._link, self._climb = Known.of(rates.link_us, min(rates.link_alone_us, copy_us)), Climb()
         self._told, self._told_us = Line(rates.cpu_start_us, rates.cpu_us), rates.link_us
-        self._seen = Seen.of(self._told, len(self._counts) - 1)
+        # Whatever the start measured, the CPU is believed to be worth a try where a layer misses a few.
+        least_us = min(cpu_line.LEAST_SHARE * rates.cpu_alone_us, rates.link_us)
+        self._seen = Seen.of(self._told, len(self._counts) - 1, least_us)
         np.copyto(self._looked, self._spent)
         self._windows = self._quiet_looks = self._learnt = 0
         self._set(self._wanted(self._link))
