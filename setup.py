@@ -9,6 +9,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-Wall"]
+# Python's own flags often bring -fwrapv, with which the experts' loops over bytes take a tenth longer out of cache.
+FLAGS_OF = {"lanes.native": ["-fno-wrapv"]}
 
 
 def native(package: str, name: str) -> Extension:
@@ -18,7 +20,7 @@ def native(package: str, name: str) -> Extension:
         f"{package}.{name}",
         sources=sorted(str(p) for p in folder.glob("*.cpp")),
         depends=sorted(str(p) for p in folder.glob("*.h")),
-        extra_compile_args=FLAGS,
+        extra_compile_args=FLAGS + FLAGS_OF.get(package, []),
         extra_link_args=["-pthread"],
         language="c++",
         optional=True,

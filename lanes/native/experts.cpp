@@ -1,12 +1,16 @@
 // expert_pool_* and expert_run of experts.h: checks every argument, then cuts the call into units for the pool.
 // Not here: arithmetic (scalar.cpp, avx2.cpp, avx512*.cpp), threads (pool.cpp), combine and read (rows.cpp).
 //
-// Units of expert_run, in two stages: gate-up units of every job, then down units of every job. A down unit waits for
-// its job's gate-up units, which were all taken before, so waiting always ends and no barrier is needed between both.
+// Units of expert_run, in two stages: gate-up units of every job, then down units of every job. A gate-up unit waits
+// for the caller alone, a down unit for its job's gate-up units, which were all taken before: waiting always ends, and
+// no barrier is needed between both.
 //
 // Intermediate elements are quantised by blocks of kGateRows. Gate-up units are blocks, where there are many. Where
 // jobs are few, the rows of all jobs, end to end, are cut into kPieces equal units a thread: then whoever does the last
 // rows of a block quantises it. Down's rows are cut likewise.
+//
+// What a thread will read comes to its cache while it waits: for the rows of x, few of which the caller quantises when
+// all have begun, and for its job's last gate-up unit.
 #include <algorithm>
 #include <new>
 #include <system_error>
@@ -25,10 +29,10 @@ namespace {
 
 constexpr int kDownRows = 128;     // hidden elements of one down unit, at most
 static_assert(kGateRows <= kMostPairs && kDownRows <= 2 * kMostPairs, "what dots take at once");
-constexpr int kPieces = 3;           // smaller ones cost more to begin than they are waited for
+constexpr uint32_t kPieces = 3;      // smaller ones cost more to begin than they are waited for
 constexpr int kUnitsPerThread = 16;  // from so many on they need not be equal
-constexpr int kBatchPairs = 4096;  // pairs whose intermediates are held at once: bounds the scratch memory
-constexpr int kRowsInline = 8;     // activations the caller quantises alone rather than waking anybody
+constexpr int kBatchPairs = 4096;    // pairs whose intermediates are held at once: bounds the scratch memory
+constexpr int kRowsInline = 8;       // activations the caller quantises alone, while the others fetch weights
 
 struct Job {
   const uint8_t* record;
@@ -49,12 +53,16 @@ struct Cuts {
     const auto per_job = static_cast<uint32_t>((of_job + most - 1) / most), many = static_cast<uint32_t>(jobs);
     Cuts c{of_job, of_job * many, most, step, per_job, many * per_job};
     if (step && threads > 1 && c.units < static_cast<uint32_t>(kUnitsPerThread * threads))
-      c.per_job = 0, c.units = static_cast<uint32_t>(std::min<int64_t>(c.rows / step, kPieces * threads));
+      c.per_job = 0, c.units = static_cast<uint32_t>(std::min<int64_t>(c.rows / step, int64_t{kPieces} * threads));
     return c;
   }
   int64_t at(uint32_t unit) const {
     if (per_job) return unit / per_job * of_job + unit % per_job * int64_t{most};
     return rows / step * unit / units * step;
+  }
+  // Where the stretch of the unit's thread ends; where units are not equal, the unit.
+  int64_t until(uint32_t unit) const {
+    return at(per_job ? unit + 1 : std::min(units, (unit / kPieces + 1) * kPieces));
   }
 };
 
@@ -66,8 +74,10 @@ struct Run {
   int blocks;                         // per job
   Shape in, mid;                      // of activations [H] and intermediates [I]; unused for f32
   const float* x;
-  uint8_t* x_rows;           // quantised [rows]
-  const int32_t* row_index;  // of the batch's pairs
+  int x_count;
+  std::atomic<uint32_t> raw{0};  // rows of x not yet quantised
+  uint8_t* x_rows;               // quantised [rows]
+  const int32_t* row_index;      // of the batch's pairs
   uint8_t* mid_rows;         // quantised [pairs], or fp32 [pairs, I] for f32
   float* out;                // of the batch
   float* h;                  // [pairs, I] where units are parts of blocks
@@ -164,8 +174,28 @@ void down_f32(Run& run, const Job& job, int first, int count) {
                       run.out + int64_t{job.first + p} * l.hidden + first, 0);
 }
 
-void fetch_ahead(const uint8_t* at, int64_t bytes) {
+void fetch(const uint8_t* at, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
+}
+
+// Until `word` is zero. What follows in the unit's stretch comes meanwhile, a row or a few at a time.
+void await(Run& run, const std::atomic<uint32_t>& word, const Cuts& cuts, uint32_t unit, int64_t row) {
+  const expert_layout& l = run.layout;
+  const bool gates = &cuts == &run.gates;
+  const Shape& s = gates ? run.in : run.mid;
+  const int64_t end = run.group ? cuts.until(unit) : row;
+  const int64_t codes = s.code_bytes(), scales = s.scale_bytes();
+  while (row < end && word.load(std::memory_order_relaxed)) {
+    const uint8_t* record = run.jobs[row / cuts.of_job].record;
+    const int64_t first = row % cuts.of_job, left = std::min(end - row, cuts.of_job - first);
+    const int64_t count = std::min<int64_t>(cuts.step, left);
+    const uint8_t* c = record + (gates ? l.gate_up_codes : l.down_codes) + first * codes;
+    const uint8_t* w = record + (gates ? l.gate_up_scales : l.down_scales) + first * scales;
+    fetch(c, count * codes), fetch(w, count * scales);
+    if (gates) fetch(c + l.intermediate * codes, count * codes), fetch(w + l.intermediate * scales, count * scales);
+    row += count;
+  }
+  run.ready.until_equal(word, 0);
 }
 
 // Rows first..first + count - 1 of a job, all in one block.
@@ -183,17 +213,6 @@ void gate_up(Run& run, int index, int first, int count) {
   if (job.left.fetch_sub(1) == 1) run.ready.wake_all(job.left);
 }
 
-void down(Run& run, int index, int first, int count) {
-  Job& job = run.jobs[index];
-  if (run.group && job.left.load(std::memory_order_relaxed)) {  // what it will read comes while it waits
-    const int64_t codes = run.mid.code_bytes(), scales = run.mid.scale_bytes();
-    fetch_ahead(job.record + run.layout.down_codes + first * codes, count * codes);
-    fetch_ahead(job.record + run.layout.down_scales + first * scales, count * scales);
-  }
-  run.ready.until_equal(job.left, 0);
-  (run.group ? down_quantised : down_f32)(run, job, first, count);
-}
-
 void expert_unit(void* opaque, uint32_t unit) {
   Run& run = *static_cast<Run*>(opaque);
   const bool gates = unit < run.gates.units;
@@ -205,9 +224,23 @@ void expert_unit(void* opaque, uint32_t unit) {
     const int most = gates ? (first / kGateRows + 1) * kGateRows : first + kDownRows;
     const int until = std::min(static_cast<int>(cuts.of_job), most);
     const int count = static_cast<int>(std::min<int64_t>(end - row, until - first));
-    (gates ? gate_up : down)(run, index, first, count);
+    const std::atomic<uint32_t>& needed = gates ? run.raw : run.jobs[index].left;
+    if (needed.load(std::memory_order_acquire)) await(run, needed, cuts, unit, row);
+    if (gates)
+      gate_up(run, index, first, count);
+    else
+      (run.group ? down_quantised : down_f32)(run, run.jobs[index], first, count);
     row += count;
   }
+}
+
+// The rows of x, by the caller alone.
+void quantise_rows(void* opaque) {
+  Run& run = *static_cast<Run*>(opaque);
+  if (!run.raw.load(std::memory_order_relaxed)) return;
+  for (int r = 0; r < run.x_count; ++r) quantise_row(run, r);
+  run.raw.store(0);
+  run.ready.wake_all(run.raw);
 }
 
 bool has_avx512() {
@@ -297,7 +330,7 @@ EXPORT int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jo
   const std::lock_guard<std::mutex> alone(pool->pool.callers);
   try {
     Run run{};
-    run.isa = pool->isa, run.layout = *layout, run.group = group_of(*layout), run.x = x;
+    run.isa = pool->isa, run.layout = *layout, run.group = group_of(*layout), run.x = x, run.x_count = rows;
     const int threads = pool->pool.threads();
     run.blocks = (layout->intermediate + kGateRows - 1) / kGateRows;
     const size_t held = std::min(pairs, kBatchPairs);
@@ -307,12 +340,10 @@ EXPORT int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jo
       run.x_rows = pool->x_rows.at_least(size_t(rows) * run.in.bytes);
       run.mid_rows = pool->mid_rows.at_least(held * run.mid.bytes);
       const auto unit = [](void* run, uint32_t row) { quantise_row(*static_cast<Run*>(run), static_cast<int>(row)); };
-      if (rows <= kRowsInline) {
-        const FloatMode mode;
-        for (int32_t r = 0; r < rows; ++r) quantise_row(run, r);
-      } else {
+      if (rows > kRowsInline)
         pool->pool.run(unit, &run, rows);
-      }
+      else  // when all have begun
+        run.raw.store(rows, std::memory_order_relaxed);
     } else {
       run.mid_rows = pool->mid_rows.at_least(held * layout->intermediate * sizeof(float));
     }
@@ -327,8 +358,9 @@ EXPORT int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jo
         if (start + take == row_offsets[j + 1]) ++j;
       }
       // f32 has sizes of any kind, so its blocks stay whole.
-      run.gates = Cuts::of(layout->intermediate, run.jobs.size(), kGateRows, run.group ? 2 : 0, threads);
-      run.downs = Cuts::of(layout->hidden, run.jobs.size(), kDownRows, run.group ? 4 : 0, threads);
+      const int step = run.group ? 2 : 0;
+      run.gates = Cuts::of(layout->intermediate, run.jobs.size(), kGateRows, step, threads);
+      run.downs = Cuts::of(layout->hidden, run.jobs.size(), kDownRows, 2 * step, threads);
       for (Job& job : run.jobs) job.left.store(run.blocks, std::memory_order_relaxed);
       const bool parts = !run.gates.per_job;
       const size_t h_bytes = held * layout->intermediate * sizeof(float);
@@ -340,7 +372,7 @@ EXPORT int expert_run(expert_pool* pool, const expert_layout* layout, int32_t jo
       }
       run.row_index = row_index + done;
       run.out = out + int64_t{done} * layout->hidden;
-      pool->pool.run(expert_unit, &run, run.gates.units + run.downs.units, run.gates.units);
+      pool->pool.run(expert_unit, &run, run.gates.units + run.downs.units, run.gates.units, quantise_rows);
       done += batch;
     }
   } catch (const std::bad_alloc&) {

@@ -84,18 +84,21 @@ void Pool::stop() {
   workers_.clear();
 }
 
-void Pool::run(Unit unit, void* run, uint32_t units, uint32_t first) {
+void Pool::run(Unit unit, void* run, uint32_t units, uint32_t first, void (*begin)(void* run)) {
   const FloatMode mode;
   if (workers_.empty() || units < 2) {
+    if (begin) begin(run);
     for (uint32_t i = 0; i < units; ++i) unit(run, i);
     return;
   }
   unit_ = unit, run_ = run, counts_[0] = first, counts_[1] = units - first;
-  for (uint32_t i = 0; i < threads_; ++i)  // all of them, before anybody looks for what is left
-    for (auto& taken : seats_[i].taken) taken.store(0, std::memory_order_relaxed);
+  if (!++number_)  // numbers come again: nobody may find an old count under one
+    for (uint32_t i = 0; i < threads_; ++i)
+      for (auto& taken : seats_[i].taken) taken.store(uint64_t{number_} << 32, std::memory_order_relaxed);
   for (uint32_t i = 1; i < threads_; ++i) seats_[i].state.store(kOpen, std::memory_order_release);
   epoch_.fetch_add(1);
   started_.wake_all(epoch_);
+  if (begin) begin(run);
   work(0);
   for (uint32_t i = 1; i < threads_; ++i) {
     std::atomic<uint32_t>& state = seats_[i].state;
@@ -110,17 +113,22 @@ void Pool::rouse() {
   run([](void*, uint32_t) {}, nullptr, 2);
 }
 
+uint32_t Pool::take(std::atomic<uint64_t>& taken, uint32_t size) {
+  uint64_t seen = taken.load(std::memory_order_relaxed);
+  for (;;) {
+    const uint64_t now = seen >> 32 == number_ ? seen : uint64_t{number_} << 32;  // of an earlier run: none yet
+    if (static_cast<uint32_t>(now) >= size) return size;
+    if (taken.compare_exchange_weak(seen, now + 1, std::memory_order_relaxed)) return static_cast<uint32_t>(now);
+  }
+}
+
 void Pool::work(uint32_t me) {
   uint32_t first = 0;
   for (int stage = 0; stage < 2; first += counts_[stage++]) {
     const uint32_t each = counts_[stage] / threads_, longer = counts_[stage] % threads_;  // that many have one more
     for (uint32_t k = 0, whose = me; k < threads_; ++k, whose = whose + 1 < threads_ ? whose + 1 : 0) {
       const uint32_t begin = whose * each + std::min(whose, longer), size = each + (whose < longer);
-      std::atomic<uint32_t>& taken = seats_[whose].taken[stage];
-      while (taken.load(std::memory_order_relaxed) < size) {
-        const uint32_t i = taken.fetch_add(1, std::memory_order_relaxed);
-        if (i < size) unit_(run_, first + begin + i);
-      }
+      for (uint32_t i; (i = take(seats_[whose].taken[stage], size)) < size;) unit_(run_, first + begin + i);
     }
   }
 }

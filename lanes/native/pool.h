@@ -8,7 +8,8 @@
 //
 //   seat    of each thread, on lines of its own:
 //     state   caller, worker  idle -> open (caller) -> inside (worker) -> idle (worker), or open -> idle (caller)
-//     taken   any thread      units of its stretch, by stage, that somebody has taken
+//     taken   any thread      units of its stretch, by stage, that somebody has taken, under the number of their run:
+//                             nobody sets it back, which would take every one of these lines from its thread
 //   epoch   caller          +1 per run; workers that sleep wait on it (futex)
 //
 //   caller: writes the run, opens every seat (release), epoch + 1, wakes sleepers, works; when no unit is left it takes
@@ -60,7 +61,8 @@ class Pool {
 
   // Calls unit(run, 0..units-1), each once. Those from `first` on begin when all before have begun, so that they may
   // wait for these, which wait for none.
-  void run(Unit unit, void* run, uint32_t units, uint32_t first);
+  // The caller begins by begin(run), when the others have been called: units may wait for that, too.
+  void run(Unit unit, void* run, uint32_t units, uint32_t first, void (*begin)(void* run) = nullptr);
   void run(Unit unit, void* run, uint32_t units) { this->run(unit, run, units, units); }
   // While true, workers that wait spin instead of sleeping: runs come at short distances on cores that are theirs.
   void hot(bool on) {
@@ -77,9 +79,11 @@ class Pool {
   // Two lines: the one beside is often fetched with the one that is asked for.
   struct alignas(128) Seat {
     std::atomic<uint32_t> state{kIdle};
-    std::atomic<uint32_t> taken[2]{{0}, {0}};
+    std::atomic<uint64_t> taken[2]{{0}, {0}};  // number << 32 | count
   };
 
+  // The next of a stretch's units, `size` where none is left.
+  uint32_t take(std::atomic<uint64_t>& taken, uint32_t size);
   void work(uint32_t me);
   void worker(uint32_t me, int32_t core);
   void stop();
@@ -90,6 +94,7 @@ class Pool {
   alignas(64) Unit unit_ = nullptr;
   void* run_ = nullptr;
   uint32_t counts_[2]{0, 0};  // units of each stage
+  uint32_t number_ = 0;       // of the run
   Wait left_;
   const uint32_t threads_;
   const std::unique_ptr<Seat[]> seats_;  // the caller's is the first

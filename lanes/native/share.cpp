@@ -78,11 +78,17 @@ struct expert_share {
   bool answer(uint64_t n, int32_t jobs) {
     if (jobs < 0) return false;
     uint64_t before = n - 1;
+    if (!__atomic_compare_exchange_n(word(at.done), &before, n, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+      return false;
+    // The GPU waits for none of these: they are whole when the thread says that it is idle.
     const int64_t now = now_ns();
     progress_ns.store(now);
     config.spent[2 * jobs] += 1, config.spent[2 * jobs + 1] += std::min(now - rung_ns, kMostSpentNs);
     config.times[2 * (n - 1)] = rung_ns, config.times[2 * (n - 1) + 1] = now;
-    return __atomic_compare_exchange_n(word(at.done), &before, n, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+    return true;
+  }
+  void fetch(int64_t from, int64_t bytes) const {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(block + from + i);
   }
   uint64_t* word(int64_t offset) const { return reinterpret_cast<uint64_t*>(block + offset); }
   int32_t input(int64_t offset) const { return *reinterpret_cast<const int32_t*>(block + offset); }
@@ -163,8 +169,11 @@ bool expert_share::await(uint64_t n) {
 
 // Computes the CPU's rows of the layer that the block describes: of how many experts; -1 after an error.
 int32_t expert_share::serve() {
+  // The GPU has just written all of it: its lines come side by side instead of one behind the other.
+  fetch(at.layer, 8), fetch(at.ids, 4 * int64_t{config.chosen});
   const int32_t layer = input(at.layer), rows = input(at.rows);
   if (layer < 0 || layer >= config.layers || rows < 1 || rows > config.rows) return end(SHARE_BAD_INPUT), -1;
+  fetch(at.x, 4 * int64_t{layout.hidden});
   const int64_t first = int64_t{layer} * config.experts;
   const int32_t jobs = expert_work(rows, config.chosen, reinterpret_cast<const int32_t*>(block + at.ids),
                                    config.experts, taken.data(), offsets.data(), pair_rows.data());

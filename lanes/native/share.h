@@ -61,7 +61,7 @@ typedef struct {
   int64_t* spent;  // [rows * chosen + 1, 2] of layers with so many experts for the CPU: how many, ns from doorbell to answer;
                    // only ever added to, by the thread, in a window
   int64_t* times;  // [L, 2] of the last window, when its layer's doorbell was seen and when it was answered, CLOCK_MONOTONIC;
-                   // written by the thread before it answers
+                   // whole, as `spent` is, when the thread is idle again
 } share_config;
 
 // Byte offsets inside a block, every part on a multiple of 64, the whole of 4096.
