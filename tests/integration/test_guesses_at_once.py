@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import triton
 
@@ -84,6 +85,47 @@ def test_the_host_has_something_else_to_do_while_guesses_run(pack, monkeypatch):
     lane.experts.stopped = lambda: True
     assert runner.guess(slot, 40, 0, 2, lambda: order.append("meanwhile")) is None
     assert not order, "nothing began"
+
+
+@pytest.mark.slow
+def test_what_was_said_while_the_window_ran_is_what_the_guess_would_say(pack, monkeypatch):
+    lane = gpu_lane(pack, drafts=True)
+    slot, guessing_ = lane.begin(IDS), lane.model._guessing
+    state, said, anew = lane.states[slot], guessing_._said, []
+    say = guessing_._say
+    monkeypatch.setattr(guessing_, "_say", lambda to, ids, start: (anew.append(ids), say(to, ids, start)))
+
+    def guessed(token, want_anew):
+        anew.clear()
+        lane.model.guess(state, token, 0, best=1)
+        assert len(anew) == want_anew
+        start, ids = guessing_._told
+        assert start == state.length - len(ids)
+        found = [part.copy() for part in (said.length, said.embedded[: len(ids)], said.angles[:, : len(ids)])]
+        for part in (said.length, said.embedded, said.angles):
+            part[:] = 0
+        say(said, ids, start)
+        for mine, its in zip(found, (said.length, said.embedded[: len(ids)], said.angles[:, : len(ids)]), strict=True):
+            assert np.array_equal(mine, its)
+        return ids
+
+    guessed(40, 1)  # behind a prompt
+    token = 40
+    for tokens, right in (([41, 42, 43], 3), ([8, 9], 3), ([12], 1), ([], 1)):
+        lane.experts.end_window()
+        lane.trial([token, *tokens], slot, right)
+        token = 60 + right
+        assert guessed(token, 0) == [*tokens[: right - 1], token]
+    assert guessed(7, 0) == [7], "the same row, another token"
+    lane.experts.end_window()
+    lane.trial([7, 8], slot, 2)
+    assert guessed(9, 0) == [8, 9]
+    assert guessed(9, 1) == [9], "of two rows one waits"
+    lane.experts.end_window()
+    lane.trial([5, 6], slot, 1)  # not what was guessed about: the row before waits, too
+    assert guessed(14, 1) == [5, 14]
+    lane.model.erase()
+    assert guessing_._told == (-1, [])
 
 
 def test_all_passes_are_there_for_graphs():

@@ -6,7 +6,8 @@ token was then accepted is remembered already: it waits no longer. Where nobody 
 remembered once a window has more than fit one pass with them, and nobody waits for that; a short prompt's go through
 the eager blocks.
 
-What the host does between two windows is done with arrays and with views that were made once, as in `saying`.
+What the host does between two windows is done with arrays and with views that were made once, as in `saying`. Of the
+rows that a window leaves, what the next guess reads is said while the window runs, but for the token that it gives.
 
 Not here: what a pass launches (draft), what a guess is worth (lanes.drafts). Invariants: `DraftState`'s; guesses at
 once are those that one after the other would be, to the bit.
@@ -87,6 +88,7 @@ class Guessing:
         self.chains = embedding is not None
         self._pass = DraftPass(layer, spec, experts, seat, embedding)
         self._said, self._said_late = _Said.of(self._pass.said), _Said.of(self._pass.said_late)
+        self._told: tuple[int, list[int]] = (-1, [])  # what `_said` has: from where on, of which ids
         self._said_further = [_Said.of(each) for each in self._pass.said_further]
         self._best, self._share = self._pass.best[:, 0].numpy(), self._pass.share[:, 0].numpy()
         self._embedding = HostRows(layer.embedding)
@@ -124,7 +126,13 @@ class Guessing:
     def erase(self) -> None:
         """Zeroes what is kept of the last guess."""
         self.forget()
+        self._told = (-1, [])
         self._pass.erase()
+
+    def expect(self, ids: Ids, length: int) -> None:
+        """A window of these ids runs, `length` tokens before it, and a guess may follow it at once."""
+        # Behind its last row comes whatever it gives; the first pass reads no more rows than it leaves.
+        self._say_first([*ids[1:].tolist(), int(ids[0])], length)
 
     def follow(self, state: SequenceState, ids: Ids) -> None:
         """As `DraftLayer.follow`, of the last window's first rows, which are these ids."""
@@ -156,23 +164,22 @@ class Guessing:
         self._experts.begin_guess()
         number, place = min(number, limits.MAX_DRAFTS - 1), state.length - 1 + number
         end = number + (min(best, limits.MAX_DRAFTS - number) if self.chains and best else 1)
-        for further in range(number + 1, end):
-            said = self._said_further[further - 1]
-            said.length[0] = place + further - number
-            self._places.into(said.angles, place + further - number, 1)
         if number == 0:
             self._layer.make_room(state)
             if draft.waiting > MOST_ROWS:
                 self._layer.catch_up(state, MOST_ROWS)
             rows, waiting = draft.waiting, self._ids_of(draft)
-            self._say(self._said, [*waiting[1:rows].tolist(), token], state.length - rows)
+            self._say_first([*waiting[1:rows].tolist(), token], state.length - rows)
             self._launch((rows, 0, False))
             waiting[0], draft.waiting = waiting[rows - 1], 1
             self._guessed = weakref.ref(state), state.length, token
         else:
-            self._say(self._said, [token], place)
+            self._say_first([token], place)
             self._launch((1, number, False))
-        for further in range(number + 1, end):  # launched while the one in front runs
+        for further in range(number + 1, end):  # said and launched while the one in front runs
+            said = self._said_further[further - 1]
+            said.length[0] = place + further - number
+            self._places.into(said.angles, place + further - number, 1)
             self._launch((1, further, True))
         meanwhile()
         if self._stream is not None:
@@ -203,6 +210,15 @@ class Guessing:
         if self._ids is None or self._ids[0] is not draft.ids:
             self._ids = draft.ids, draft.ids.numpy()
         return self._ids[1]
+
+    def _say_first(self, ids: list[int], start: int) -> None:
+        """To a pass that begins with rows; what was said of them already is not said again."""
+        rows, (told_start, told) = len(ids), self._told
+        if told_start == start and rows <= len(told) and ids[:-1] == told[: rows - 1]:
+            self._embedding.into(np.array(ids[-1:]), self._said.embedded[rows - 1 : rows])
+        else:
+            self._say(self._said, ids, start)
+        self._told = start, ids
 
     def _say(self, said: _Said, ids: list[int], start: int) -> None:
         """Rows from `start` on, of the tokens that follow them."""

@@ -226,6 +226,8 @@ class GpuQwen4Exp:
         if not window.best:
             logits.copy_(self._window.logits[:rows], non_blocking=True)
         meanwhile()
+        if self._guessing is not None:
+            self._guessing.expect(ids, state.length)
         self._experts.think()
         self._saying.count()
         self._wait()
