@@ -216,7 +216,9 @@ def measure(
         walk = device.walk
         for place in range(2, steps + 8):  # rows of the n-gram table are in memory
             model._saying.ngrams(walk[place - 2 : place], walk[place : place + 1])
-        drafter = Drafter(limits.MAX_DRAFTS, runner.guess, clock=device.clock) if drafts else None
+        drafter = None
+        if drafts:
+            drafter = Drafter(limits.MAX_DRAFTS, runner.guess, clock=device.clock, chains=model.chains)
         engine = Engine(runner, counters, prefill_chunk_rows=128, windows_up_to=4, drafter=drafter)
         asyncio.run(_answer(engine, steps))
     kernel.close()

@@ -8,7 +8,7 @@ for the account alone:
                          λ · (time of T + 1 rows − time of T rows), λ being the tokens per time that the lane reaches
     guesses at once      as many as bring most by that, of what the layer usually is how sure of, after λ · their time
     gain of a try        tokens − time / time of a single row: what the round brought beyond going one by one. A
-                         proposer whose gains average below 0 pauses, twice as long each time, then is tried again
+                         proposer whose gains are losses on average pauses, twice as long each time, then is tried again
     the account          every round pays ALLOWED of a single window in, and its gain, losses too; a try that could
                          cost more than the account holds is not made. More drafts than were ever tried could cost
                          UNTRIED times as much as it seems, unless as many as were tried have been right
@@ -39,6 +39,7 @@ SINGLES = 3  # windows of one row before the first try
 SINGLE_EVERY = 24  # rounds, then one row again: its time is the measure of everything
 TRIES = 4  # of a proposer before it is judged
 PATIENCE = 1.0  # windows that its last tries may have lost
+LOSING = -0.05  # windows of a try in the long run; one that gains a little is below 0 now and then
 PAUSE, MOST_PAUSE = 16, 512  # rounds
 GUESSED_SLOPE = 0.5  # of a single window's time for each further row, until it was measured
 UNTRIED = 2.5  # the first window of a size takes up to so many times what later ones do
@@ -302,7 +303,7 @@ def _judged(trust: Trust, done: Round, gain: float | None) -> Trust:
         before = right[place - 1]
         right[place] = tuple(mine + (its - mine) * _DRIFT for mine, its in zip(right[place], before, strict=True))
     mean = trust.gain if gain is None else trust.gain.with_value(gain, _GAIN)
-    losing = mean.value * min(mean.count, 2 * TRIES) < -PATIENCE or (mean.count >= 4 * TRIES and mean.value < 0.0)
+    losing = mean.value * min(mean.count, 2 * TRIES) < -PATIENCE or (mean.count >= 4 * TRIES and mean.value < LOSING)
     if mean.count >= TRIES and losing:
         # What comes after the pause may be another kind of text: half of what was learnt is forgotten.
         eased = tuple(tuple((a + b) / 2 for a, b in zip(row, PRIOR, strict=True)) for row in right)

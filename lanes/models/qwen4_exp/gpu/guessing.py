@@ -30,6 +30,7 @@ import torch
 from lanes import limits
 from lanes.device.capture import captured
 from lanes.device.mapped import mapped
+from lanes.experts.gpu import driver
 from lanes.models.qwen4_exp.gpu.activations import MOST_ROWS
 from lanes.models.qwen4_exp.gpu.angles import Places
 from lanes.models.qwen4_exp.gpu.draft import DraftPass
@@ -72,6 +73,18 @@ class _Said:
         return cls(said.length.numpy(), said.embedded.numpy(), said.angles.numpy())
 
 
+def _copying(to: torch.Tensor, source: torch.Tensor, stream: torch.cuda.Stream | None) -> Callable[[], object]:
+    """To enqueue a copy, again and again: the driver's own takes less of the host than a tensor's."""
+    if stream is None:
+        return functools.partial(to.copy_, source)
+    assert to.is_contiguous()
+    assert source.is_contiguous()
+    assert (to.shape, to.dtype) == (source.shape, source.dtype)
+    return functools.partial(
+        driver.copy, to.data_ptr(), source.data_ptr(), to.nbytes, stream.cuda_stream, pinned=True
+    )  # fmt: skip
+
+
 class Guessing:
     """Of one lane; its sequences are in the seat."""
 
@@ -101,9 +114,9 @@ class Guessing:
         home = seat.home.draft
         assert home is not None, "states of a model that drafts have a part for drafts"
         self.streams = streams
-        # Rows that follow, by how many wait and how many they are: to, from.
+        # Copies of rows that follow, by how many wait and how many they are.
         self._following = {
-            (waiting, rows): (home.streams[waiting : waiting + rows], streams[:rows])
+            (waiting, rows): _copying(home.streams[waiting : waiting + rows], streams[:rows], self._stream)
             for waiting in range(MOST_ROWS) for rows in range(1, MOST_ROWS + 1 - waiting)
         }  # fmt: skip
         self._ids: tuple[torch.Tensor, Ids] | None = None  # that wait in the seated sequence, also as an array
@@ -126,6 +139,9 @@ class Guessing:
     def erase(self) -> None:
         """Zeroes what is kept of the last guess."""
         self.forget()
+        self._erase_pass()
+
+    def _erase_pass(self) -> None:
         self._told = (-1, [])
         self._pass.erase()
 
@@ -144,11 +160,11 @@ class Guessing:
         if draft.waiting <= MOST_ROWS < draft.waiting + rows:
             self._remember(state, draft, int(ids[0]))
         waiting = draft.waiting
-        views = self._following.get((waiting, rows))
-        if views is None:
+        copy = self._following.get((waiting, rows))
+        if copy is None:
             self._layer.follow(state, self.streams[:rows], torch.from_numpy(ids))
             return
-        views[0].copy_(views[1])
+        copy()
         self._ids_of(draft)[waiting : waiting + rows] = ids
         draft.waiting = waiting + rows
 
@@ -256,4 +272,4 @@ class Guessing:
             rows: captured(functools.partial(self._pass.remember, rows), pool=pool, stream=stream)
             for rows in range(1, MOST_ROWS + 1)
         }
-        self._pass.erase()
+        self._erase_pass()
