@@ -75,11 +75,11 @@ class _Said:
 
 def _copying(to: torch.Tensor, source: torch.Tensor, stream: torch.cuda.Stream | None) -> Callable[[], object]:
     """To enqueue a copy, again and again: the driver's own takes less of the host than a tensor's."""
-    if stream is None:
-        return functools.partial(to.copy_, source)
     assert to.is_contiguous()
     assert source.is_contiguous()
     assert (to.shape, to.dtype) == (source.shape, source.dtype)
+    if stream is None:
+        return functools.partial(to.copy_, source)
     return functools.partial(
         driver.copy, to.data_ptr(), source.data_ptr(), to.nbytes, stream.cuda_stream, pinned=True
     )  # fmt: skip
