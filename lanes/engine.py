@@ -163,7 +163,7 @@ class Engine:
         visit = _Visit()
         while True:
             try:
-                if not self._wait():
+                if not (self._accepted or self._wait()):
                     return
                 if len(self._accepted) > len(visit.running):
                     self._admit(visit)
@@ -199,9 +199,10 @@ class Engine:
 
     def _step(self, visit: _Visit) -> None:
         """One step of whose turn it is; ends what has ended."""
-        visitor = len(visit.running) > 1 and visit.turns.visitors()
-        generation = tuple(visit.running)[visitor]
-        others = [other for other in visit.running if other is not generation]
+        running = tuple(visit.running)
+        visitor = len(running) > 1 and visit.turns.visitors()
+        generation = running[visitor]
+        others = [other for other in running if other is not generation] if len(running) > 1 else ()
         before = self._counters.snapshot() if others else self._published
         began_ns = self._clock()
         self._steps.alone = not others

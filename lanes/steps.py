@@ -16,6 +16,7 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,8 +43,7 @@ class Outcome:
     error: LaneError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
+class Emitted(NamedTuple):
     """What a window's rows gave: why the answer ended ("" while it goes on), drafts that were right, and compared."""
 
     reason: str

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 KINDS = ("prefill", "decode", "between")
 LEAST_BITS, MOST_BITS = 16, 40  # 65 microseconds to 18 minutes; outside counts as the nearest
@@ -24,8 +25,7 @@ BUCKETS = 2 * (MOST_BITS - LEAST_BITS) + 2
 REMEMBERED = 1024  # counts are halved then, so that old steps fade
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What runs. Times are CLOCK_MONOTONIC of this host."""
 
     kind: str

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,17 +26,16 @@ def nothing() -> None:
     """Nothing is to be done meanwhile."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Window:
+class Window(NamedTuple):
     """Rows to run. Tensors are made when they are asked for: between two decode windows each of them costs more than
     the rest of what is said here, and nobody there asks."""
 
     ids: Ids  # [R], the tokens
-    _runs: Runs
+    spans: Runs  # what `runs` says
     want_logits: torch.Tensor  # bool [R]
     wants_all: bool  # logits of every row
-    _start: int  # the first row's position, from where one sequence's go on;
-    _positions: torch.Tensor | None = None  # else those of all rows
+    start: int  # the first row's position, from where one sequence's go on;
+    placed: torch.Tensor | None = None  # else those of all rows
     trial: bool = False  # the rows may be rejected: states do not move before a commit
     steered: bool = False  # a prompt's: where the lane routes prompts to resident experts, these rows are
     best: bool = False  # of rows that want logits, only each one's greatest is asked for, by its id
@@ -81,29 +80,29 @@ class Window:
     @property
     def positions(self) -> torch.Tensor:
         """int64 [R], absolute, from 0."""
-        if self._positions is not None:
-            return self._positions
-        return torch.arange(self._start, self._start + len(self.ids))
+        if self.placed is not None:
+            return self.placed
+        return torch.arange(self.start, self.start + len(self.ids))
 
     @property
     def seq(self) -> torch.Tensor:
         """State slot numbers, int64 [R]."""
-        return torch.tensor([slot for slot, first, end in self._runs for _ in range(first, end)])
+        return torch.tensor([slot for slot, first, end in self.spans for _ in range(first, end)])
 
     def runs(self) -> Runs:
         """(slot, first row, end row) of each sequence's contiguous rows, in window order."""
-        return self._runs
+        return self.spans
 
     def position(self, row: int) -> int:
         """Of one row."""
-        return self._start + row if self._positions is None else int(self._positions[row])
+        return self.start + row if self.placed is None else int(self.placed[row])
 
     def consecutive(self, first: int, end: int) -> bool:
         """Whether each of the rows first..end-1 stands right behind the one before it."""
-        if self._positions is None:
+        if self.placed is None:
             return True
         start = self.position(first)
-        return self._positions[first:end].tolist() == list(range(start, start + end - first))
+        return self.placed[first:end].tolist() == list(range(start, start + end - first))
 
 
 @functools.lru_cache(maxsize=16)

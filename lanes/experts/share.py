@@ -109,6 +109,7 @@ class CpuShare:
             )
         )  # fmt: skip
         self._share = share
+        self._state = self._native.library.share_check
 
     def arm(self, layers: int) -> None:
         """A window of so many layers begins; raises HandshakeLost after an error, ValueError while one is in flight."""
@@ -117,7 +118,7 @@ class CpuShare:
 
     def check(self) -> bool:
         """Whether a window is in flight; raises HandshakeLost when the share has ended. Never waits."""
-        state = self._native.library.share_check(self._share)
+        state = self._state(self._share)
         if state in (IDLE, ARMED):
             return bool(state)
         raise HandshakeLost(f"the CPU's share of experts has ended: {_REASONS.get(state, f'state {state}')}")

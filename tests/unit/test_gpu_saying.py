@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from lanes.models.qwen4_exp.gpu.angles import Places
 from lanes.models.qwen4_exp.gpu.saying import HostRows
+from lanes.models.qwen4_exp.rows import Rotary
 from lanes.state.commit import shift, shift_ids
 
 
@@ -29,3 +31,18 @@ def test_ids_move_on_as_tensors_do(kept, new):
     shift(want, ids)
     shift_ids(tail.numpy(), ids.numpy())
     assert torch.equal(tail, want)
+
+
+@pytest.mark.parametrize(("block", "after"), [(64, 0), (16, 1), (1, 0), (7, 3)])
+def test_places_have_the_rotations_bits(block, after):
+    rotary, most = Rotary(16, 1e7, torch.device("cpu")), 4
+    places, random = Places(rotary, block, most, after=after), np.random.default_rng(2)
+    starts = [0, 255, 256, 257, 1000, 3, 262_140, *range(500, 900, 37), *random.integers(0, 262_140, 40).tolist()]
+    for start in starts:
+        rows = int(random.integers(1, most + 1))
+        out = np.full((4, most, 8), np.nan, np.float32)
+        places.into(out, start, rows)
+        own = torch.arange(start, start + rows)
+        want = torch.stack((*rotary.at(own + after), *rotary.at(own - own % block + after))).numpy()
+        assert out[:, :rows].tobytes() == want.tobytes()
+        assert np.isnan(out[:, rows:]).all()

@@ -8,7 +8,7 @@ Letters: N log entries, R rows, K experts per row, L layers, E experts, D distin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,7 @@ from lanes.experts.gpu.share import Lapse
 from lanes.experts.policy import Ints, Touched
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """Copies of what the window left."""
 
     log: npt.NDArray[np.int32]  # [N, R, K] what was chosen and whose it was (lanes.kernels.post), -1: nothing ran
@@ -38,7 +37,7 @@ class Ended:
         kept = max(1, self.kept)
         return Touched(keys, np.minimum(rows, kept), kept)
 
-    def count(self, counters: Counters, record_bytes: int) -> None:
+    def tell(self, counters: Counters, record_bytes: int) -> None:
         """Pairs, and the bytes of every expert once per window."""
         keys, rows = self._uses(self.log.shape[1])
         hit = self.resident.reshape(-1)[keys]

@@ -245,7 +245,7 @@ class GpuExperts:
         self._cache.settle()
 
     def _tell(self, ended: Ended) -> Touched:
-        ended.count(self._counters, self._cache.record_bytes)
+        ended.tell(self._counters, self._cache.record_bytes)
         if ended.borrowed is not None and (seconds := ended.borrowed.prelude.seconds()) is not None:
             self.paced(ended.kept, seconds)
         if self.share is not None and ended.lapse is not None:

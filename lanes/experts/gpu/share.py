@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +43,7 @@ _TELL, _TELL_LOOKS = 0.1, 64  # the part by which the CPU's time must have chang
 _SETTLE_S = 5.0  # from the last answer to the thread's own word that it is idle
 
 
-@dataclass(frozen=True, slots=True)
-class Lapse:
+class Lapse(NamedTuple):
     """What a window took, as copies: whoever learns from it does so while the next one runs."""
 
     window_ns: int

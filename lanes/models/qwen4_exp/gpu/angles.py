@@ -31,12 +31,12 @@ class Places:
         if not self._first <= start - start % block <= start + rows <= self._first + self._span:
             self._first = start - start % block
             self._angles = self._made(self._first)
-        angles[:2, :rows] = self._angles[:, start - self._first : start - self._first + rows]
-        for row in range(rows):
-            place = start + row
-            angles[2:, row] = self._angles[:, place - place % block - self._first]
+        for row, place in enumerate(range(start - self._first, start - self._first + rows)):
+            angles[:, row] = self._angles[place]
 
     def _made(self, first: int) -> npt.NDArray[np.float32]:
-        """[2, places, P]"""
-        first += self._after
-        return torch.stack(self._rotary.at(torch.arange(first, first + self._span))).numpy()
+        """[places, 4, P], from the first of a block on."""
+        places = torch.arange(self._span)
+        blocks = places - places % self._block
+        own, of_block = (self._rotary.at(first + self._after + each) for each in (places, blocks))
+        return torch.stack((*own, *of_block), dim=1).numpy()
