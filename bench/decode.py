@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import tied
+from bench import asked, tied
 from bench.bound import Ceilings, StepBytes, step_s
 from bench.result import frame, write
 from bench.synthetic.__main__ import described
@@ -141,13 +141,12 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
             found = jobs.run(
                 "forced", "forced", [*options, "--vram-budget", chosen.forced_budget or str(everything)],
                 keep_s=CEILINGS_S, **{**common, "tokens": min(tokens, FORCED_TOKENS)},
-                trace=str(folder / "forced.trace"), rates=sorted(int(rate) / 100 for rate in chosen.forced.split(",")),
+                trace=str(folder / "forced.trace"), rates=sorted(chosen.forced),
             )  # fmt: skip
             points = [{"forced": True, **point} for point in (found or {"points": []})["points"]]
         kernels = jobs.run("kernels", "kernels", first_budget, keep_s=CEILINGS_S, **common) if chosen.kernels else None
         drafted = None
         if chosen.drafted:
-            shares = [int(share) / 100 for share in chosen.drafted.split(",")]
             narrowed: tuple[str, ...] = ()
             if chosen.draft_ids:
                 ids = {"draft_vocabulary": 1, "ids": list(range(chosen.draft_ids))}
@@ -159,8 +158,8 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
                     *options, "--vram-budget", chosen.forced_budget or str(everything), "--drafts", str(MAX_DRAFTS),
                     *narrowed,
                 ],
-                keep_s=CEILINGS_S, **common, trace=str(folder / "drafted.trace"), shares=shares,
-                at=[int(rate) / 100 for rate in chosen.drafted_at.split(",")], rounds=chosen.drafted_rounds,
+                keep_s=CEILINGS_S, **common, trace=str(folder / "drafted.trace"),
+                shares=chosen.drafted, at=chosen.drafted_at, rounds=chosen.drafted_rounds,
                 decoder_pairs=config.num_hidden_layers * config.num_experts,
             )  # fmt: skip
         after = jobs.run("ceilings after", "ceilings", [*options, "--vram-budget", "0"])
@@ -196,31 +195,43 @@ def parse_bytes(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m bench.decode", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--scale", choices=tuple(SHAPES), default="true")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--scale", choices=tuple(SHAPES), default="true", help="of the model (default: %(default)s)")
+    parser.add_argument("--device", type=asked.device, choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
-        "--vram-budget", action="append", metavar="BYTES,…", help="one after the other; repeatable (default: 16GiB)"
+        "--vram-budget",
+        type=asked.sizes,
+        action="extend",
+        metavar="SIZE,…",
+        help="one after the other; repeatable (default: 16GiB)",
     )
-    parser.add_argument("--cores", metavar="LIST", help="of the lane, for example 0-15 (default: all)")
+    parser.add_argument(
+        "--cores", type=asked.cores, metavar="LIST", help="of the lane, for example 0-15 (default: all)"
+    )
     parser.add_argument("--tokens", type=int, default=512, help="measured (default: %(default)s)")
     parser.add_argument("--warm", type=int, default=1024, help="answered before (default: %(default)s)")
-    parser.add_argument("--prompt", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of it (default: %(default)s)")
     parser.add_argument("--start", type=int, default=0, help="place in the walk (default: 0)")
     parser.add_argument(
         "--forced",
+        type=asked.percents,
+        metavar="LIST",
         default=FORCED,
         help=f"hit rates in percent, of {FORCED_TOKENS} tokens at most; empty: none (default: {FORCED})",
     )
-    parser.add_argument("--forced-budget", metavar="BYTES", help="of the lane at forced rates (default: all experts)")
+    parser.add_argument(
+        "--forced-budget", type=asked.size, metavar="SIZE", help="of the lane at forced rates (default: all experts)"
+    )
     parser.add_argument("--kernels", action="store_true", help="GPU: also some steps by kernel, in a lane of their own")
     parser.add_argument(
         "--drafted",
+        type=asked.percents,
         metavar="LIST",
         help="also drafts that are right so often, in percent, the most important share first; the model has a draft "
         "layer then",
     )
     parser.add_argument(
         "--drafted-at",
+        type=asked.percents,
         metavar="LIST",
         default=DRAFTED_AT,
         help="at these hit rates in percent, in this order; 100 is everything in VRAM (default: %(default)s)",
@@ -228,6 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--drafted-rounds",
         type=int,
+        metavar="N",
         default=DRAFTED_ROUNDS,
         help="answers with each share, each beside one without drafts (default: %(default)s)",
     )
@@ -238,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="of the draft layer's head, as a draft vocabulary leaves (default: all)",
     )
     parser.add_argument("--prefill-chunk", type=int, metavar="ROWS", help="of the lane (default: its own)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="that make the model")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="that make the model (default: all)")
     parser.add_argument(
         "--limit-s",
         type=float,
@@ -247,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, help="also write the object to this file")
     chosen = parser.parse_args(argv)
-    chosen.vram_budget = [one for given in chosen.vram_budget or ["16GiB"] for one in given.split(",")]
+    chosen.vram_budget = chosen.vram_budget or ["16GiB"]
     if chosen.kernels and chosen.device == "cpu":
         parser.error("--kernels: a CPU lane has none")
     # What a guess costs takes a draft layer, which nothing else here asks.

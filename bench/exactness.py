@@ -1,4 +1,4 @@
-"""`python -m bench.exactness --device cuda`: the exactness table of one pack on a GPU, row by row, in a minute.
+"""`python -m bench.exactness --device cuda`: the exactness table of one pack on a GPU, row by row, in a minute or two.
 
     python -m bench.exactness --device cuda --pack deploy/demo_model/pack --out exactness.json
     TRITON_INTERPRET=1 python -m bench.exactness --device cpu    # interpreted, a small random pack, a few of the rows
@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import triton
 
-from bench import bare_host
+from bench import asked, bare_host
 from bench import exactness_cases as cases
 from bench.exactness_cases import Ground
 from bench.exactness_guesses import GUESSES
@@ -85,16 +85,27 @@ def ground(pack: Pack, device: str, lengths: tuple[int, int, int] | None = None)
     return Ground(pack, device, ids, prompt, context, layers), what
 
 
+def random_kind(text: str) -> str:
+    """Formats of a random pack, as they were written."""
+    if text.count("-") != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not EXPERTS-DENSE, such as q4g64-bf16")
+    return text
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the rows; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.exactness", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--device", type=asked.device, choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--pack", type=Path, help="a folder (default: a small random pack)")
     parser.add_argument(
-        "--random", default="q4g64-bf16", help="experts-dense of the random pack (default: %(default)s)"
+        "--random",
+        type=random_kind,
+        metavar="EXPERTS-DENSE",
+        default="q4g64-bf16",
+        help="formats of the random pack (default: %(default)s)",
     )
     parser.add_argument("--only", default="", help="rows whose names have one of these words, comma-separated")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="also write the object to this file")
     parser.add_argument("--limit-s", type=float, default=240.0, help="ends then, whatever hangs (default: %(default)s)")
     options = parser.parse_args(argv)
     bare_host.stop_after(options.limit_s)

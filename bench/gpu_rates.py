@@ -126,10 +126,12 @@ def solve_prompts(decoded: Mapping[str, Any], found: Mapping[str, Any]) -> dict[
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 1 when what was held out is not within 20 %."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu_rates", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("decode", type=Path, help="what bench.decode wrote")
     parser.add_argument("--prefill", type=Path, help="what bench.prefill wrote with the same pack on the same host")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="also write the object to this file")
     asked = parser.parse_args(argv)
     at = asked.decode
     try:

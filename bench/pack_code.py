@@ -1,5 +1,6 @@
-"""Compiles for sm_90, without a GPU, every kernel that a lane there launches for a pack: sizes that some kernel cannot
-take show here and not in a window.
+"""Compiles every kernel that a GPU lane (sm_90) launches for a pack, without a GPU.
+
+Sizes that some kernel cannot take show here and not in a window.
 
     python -m bench.pack_code deploy/demo_model/pack --rows 1,2,3,4
 

@@ -31,6 +31,7 @@ from pathlib import Path
 import structlog
 import torch
 
+from bench import asked
 from bench.result import frame, write
 from bench.synthetic.shape import SHAPES
 from lanes.counters import Counters
@@ -222,11 +223,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m bench.parking", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--device", choices=["cuda", "cpu"], default="cuda")
+    add("--device", type=asked.device, choices=["cuda", "cpu"], default="cuda")
     add("--scale", choices=sorted(SHAPES), default="true")
     add("--tokens", type=int, default=25_000, help="of the conversation (default: %(default)s)")
-    add("--repeats", type=int, default=5)
-    add("--out", type=Path)
+    add("--repeats", type=int, default=5, help="of each way (default: %(default)s)")
+    add("--out", type=Path, help="also write the object to this file")
     add("--trace", type=Path, help="a chrome trace of one more conversation's way")
     options = parser.parse_args(argv)
     if options.device == "cuda":

@@ -37,6 +37,7 @@ from typing import Any
 
 import grpc
 
+from bench import asked
 from bench.bound import Ceilings, prompt_s
 from bench.decode import job
 from bench.result import frame, write
@@ -249,8 +250,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.prefill", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--scale", choices=tuple(SHAPES), default="true")
-    add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--vram-budget", default="16GiB", metavar="BYTES", help="of each lane (default: %(default)s)")
+    add("--device", type=asked.device, choices=("cpu", "cuda"), default="cpu")
+    add("--vram-budget", type=asked.size, default="16GiB", metavar="SIZE", help="of each lane (default: %(default)s)")
     add("--sizes", default=SIZES, help=f"prompt lengths in tokens (default: {SIZES})")
     add("--prefill-chunk", type=int, metavar="ROWS", help="of a lane (default: its own)")
     add("--repeats", type=int, default=1, help="warm readings of each length (default: 1)")
@@ -264,7 +265,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--rings", default="", metavar="SLOTS,SLOTS", help="the lengths again with rings of these sizes (cuda)")
     add("--lanes", type=int, choices=(1, 2), default=1, help="2: also two at once")
     add("--together", type=int, metavar="TOKENS", help="prompt length of two at once (default: the longest)")
-    add("--cores", action="append", default=[], metavar="LIST", help="of lane 0, then of lane 1 (default: all)")
+    add(
+        "--cores",
+        type=asked.cores,
+        action="append",
+        default=[],
+        metavar="LIST",
+        help="of lane 0, then of lane 1 (default: all)",
+    )
     add("--threads", type=int, default=os.cpu_count() or 1, help="that make the model")
     add("--out", type=Path, help="also write the object to this file")
     chosen = parser.parse_args(argv)

@@ -35,6 +35,7 @@ from typing import Any
 
 import grpc
 
+from bench import asked
 from bench.result import frame, write
 from bench.second_lane import StartFailed, running
 from bench.synthetic.__main__ import described
@@ -169,18 +170,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.returning", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--scale", choices=sorted(SHAPES), default="true")
-    add("--device", choices=["cuda", "cpu"], default="cpu")
-    add("--vram-budget", default="16GiB")
-    add("--prefill-chunk", type=int)
-    add("--cores")
+    add("--device", type=asked.device, choices=["cuda", "cpu"], default="cpu")
+    add("--vram-budget", type=asked.size, default="16GiB", metavar="SIZE", help="of the lane (default: %(default)s)")
+    add("--prefill-chunk", type=int, metavar="ROWS", help="of the lane (default: its own)")
+    add("--cores", type=asked.cores, metavar="LIST", help="of the lane, for example 0-15 (default: all)")
     add("--tokens", type=int, default=25_000, help="of the long conversation (default: %(default)s)")
     add("--added", type=int, default=16, help="tokens that its turns add (default: %(default)s)")
     add("--short", type=int, default=64, help="tokens of the others (default: %(default)s)")
-    add("--state-budget", action="append", help="of a lane; each is measured by a lane of its own (default: 64MiB)")
+    add(
+        "--state-budget",
+        type=asked.size,
+        action="append",
+        metavar="SIZE",
+        help="of a lane; each is measured by a lane of its own (default: 64MiB)",
+    )
     add("--park", type=int, default=8 << 30, help="bytes of the pool (default: 8 GiB)")
-    add("--repeats", type=int, default=3)
+    add("--repeats", type=int, default=3, help="of each return (default: %(default)s)")
     add("--threads", type=int, default=os.cpu_count() or 1, help="that make the model (default: all)")
-    add("--out", type=Path)
+    add("--out", type=Path, help="also write the object to this file")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

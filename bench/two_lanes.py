@@ -28,6 +28,7 @@ from typing import Any
 
 import grpc
 
+from bench import asked
 from bench.aligned import Rules, Stamp, Stream, aligned_aggregate
 from bench.memory import region_memory
 from bench.prefill import Reading, read
@@ -230,10 +231,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.two_lanes", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--scale", choices=tuple(SHAPES), default="true")
-    add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--vram-budget", default="16GiB", metavar="BYTES", help="of each lane (default: %(default)s)")
+    add("--device", type=asked.device, choices=("cpu", "cuda"), default="cpu")
+    add("--vram-budget", type=asked.size, default="16GiB", metavar="SIZE", help="of each lane (default: %(default)s)")
     cores_help = "of lane 0, then of lane 1 (default: of GPU lanes as `serve` deals them, else all)"
-    add("--cores", action="append", default=[], metavar="LIST", help=cores_help)
+    add("--cores", type=asked.cores, action="append", default=[], metavar="LIST", help=cores_help)
     add("--tokens", type=int, default=1024, help="of an answer (default: %(default)s)")
     add("--prefill-chunk", type=int, metavar="ROWS", help="of the lanes (default: their own)")
     add("--read", type=int, default=0, metavar="TOKENS", help="also read prompts of this length (default: none)")

@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, help="another number of layers")
     parser.add_argument("--experts", type=int, help="another number of experts a layer")
     parser.add_argument("--no-ngram", action="store_true", help="without the n-gram layer and its table")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="that make it (default: all)")
     parser.add_argument("--seed", type=int, default=SEED)
     help_measure = f"let a CPU lane answer so many (default: {MEASURED_TOKENS}, at the true scale none)"
     parser.add_argument("--measure", type=int, metavar="TOKENS", help=help_measure)
@@ -117,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hold", type=Path, metavar="RUN_DIR", help="lend the region there until a signal ends it")
     parser.add_argument("--out", type=Path, help="also write the object to this file")
     options = parser.parse_args(argv)
+    if options.keep is not None and options.keep.exists():
+        parser.error(f"--keep: {options.keep} is already there")
     tokens = options.measure if options.measure is not None else MEASURED_TOKENS * (options.scale != "true")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded, as a lane does
     with tempfile.TemporaryDirectory() as name:

@@ -119,7 +119,7 @@ def test_it_runs_behind_the_ceilings_of_a_gpu_lane_and_may_fail(tmp_path, monkey
     )  # fmt: skip
     chosen = Namespace(
         tokens=4, warm=4, prompt=4, device=device, cores=None, prefill_chunk=None, start=0, vram_budget=["1MiB", "0"],
-        forced="100", forced_budget=None, kernels=False, drafted=None,
+        forced=[1.0], forced_budget=None, kernels=False, drafted=None,
     )  # fmt: skip
     jobs = decode.Jobs(100.0, None)
     found = decode.measured(synthetic, tmp_path, chosen, jobs)
