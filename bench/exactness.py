@@ -112,6 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.device == "cpu" and not triton.knobs.runtime.interpret:
         parser.error("on the CPU kernels are interpreted: set TRITON_INTERPRET=1")
     words = [word for word in options.only.split(",") if word] or (INTERPRETED if options.device == "cpu" else [""])
+    if not any(word in name for rows in TABLE.values() for name in rows for word in words):
+        parser.error(f"--only: no row's name has one of {options.only!r}")
     results: dict[str, dict[str, object]] = {}
 
     def tell(name: str, run: Callable[[], str]) -> None:

@@ -51,7 +51,7 @@ def test_a_device(monkeypatch, built, driver, refusal):
         (decode, ["--drafted", "x"]), (decode, ["--drafted-at", "175"]), (decode, ["--forced", "a"]),
         (decode, ["--vram-budget", "1GiB,1XB"]), (decode, ["--cores", "9999"]), (decode, ["--device", "gpu"]),
         (two_lanes, ["--vram-budget", "1XB"]), (prefill, ["--device", "gpu"]),
-        (exactness, ["--random", "q4g64"]),
+        (exactness, ["--random", "q4g64", "--device", "cpu"]),
     ],
 )  # fmt: skip
 def test_refused_at_once(bench, argv, capsys):
@@ -59,3 +59,12 @@ def test_refused_at_once(bench, argv, capsys):
         bench.main(argv)
     assert ended.value.code == 2
     assert f"argument {argv[0]}" in capsys.readouterr().err
+
+
+def test_no_row_of_the_exactness_table_is_no_success(monkeypatch, capsys):
+    monkeypatch.setattr(exactness.triton.knobs.runtime, "interpret", True)
+    monkeypatch.setattr(exactness.bare_host, "stop_after", lambda seconds: None)
+    with pytest.raises(SystemExit) as ended:
+        exactness.main(["--device", "cpu", "--only", "no such row"])
+    assert ended.value.code == 2
+    assert "--only" in capsys.readouterr().err
