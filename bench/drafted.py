@@ -44,16 +44,20 @@ NOBODY = Likeliest(-1, 0.0)
 def thrown(
     walk: Walk, tokens: Sequence[int], share: float, seed: int, *, graded: bool = False
 ) -> dict[int, Likeliest]:  # fmt: skip
-    """What an oracle says after each of these tokens: by seed and token alone, whichever others there are.
+    """What an oracle says after each of these tokens, of which that share is right, to a token; which ones, the seed
+    says.
 
-    `graded`: it knows how sure it may be of each.
+    `graded`: it knows how sure it may be of each, and that share is right on average.
     """
-    dice, every = np.random.default_rng(seed), len(walk.successor)
+    dice, every = np.random.default_rng(seed), len(tokens)
     sure = dice.beta(2 * share + 1e-3, 2 * (1 - share) + 1e-3, every) if graded else np.full(every, share)
-    right = dice.random(every) < sure
-    next_ = walk.successor
-    named = np.where(right, next_, next_[next_])
-    return {token: Likeliest(int(named[token]), float(sure[token]) if graded else 1.0) for token in tokens}
+    right = dice.random(every) < sure if graded else dice.permutation(every) < round(share * every)
+    next_ = walk.successor[np.asarray(tokens)]
+    named = np.where(right, next_, walk.successor[next_])
+    return {
+        token: Likeliest(place, level if graded else 1.0)
+        for token, place, level in zip(tokens, named.tolist(), sure.tolist(), strict=True)
+    }
 
 
 @dataclass
@@ -114,8 +118,8 @@ class Stretch:
     ) -> tuple[Answered, Beliefs, Oracle]:
         """With at most `most` drafts a round, right at that share; what was learnt, and who guessed."""
         drafter, layer = self.lane.lane.engine.drafter, self.layer if asks else None
-        # A wrong guess goes on from one place further than a right one.
-        reached = self.walk.stretch(self.start, self.prompt + self.tokens + 2 * MAX_DRAFTS)
+        # From the prompt's last token on; a wrong guess goes on from one place further than a right one.
+        reached = self.walk.stretch(self.start + self.prompt - 1, self.tokens + 2 * MAX_DRAFTS + 1)
         oracle = Oracle(layer, thrown(self.walk, reached, share, seed, graded=graded))
         drafter.most, drafter.layer, drafter.beliefs = most, oracle.guess, beliefs
         drafter.vocabulary = None  # the oracle names tokens

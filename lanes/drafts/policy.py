@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from lanes.drafts.proposal import SOURCES, Proposal, Source
 from lanes.limits import MAX_DRAFTS, MAX_WINDOW_TOKENS
 
-ALLOWED = 0.03  # windows of one row that a round may cost more, in the long run
+ALLOWED = 0.02  # windows of one row that a round may cost more, in the long run
 FIRST = 2.0  # windows that the account holds when the lane starts
 MOST_SPARE = 4.0  # windows that it can hold: earlier profit pays for no long loss
 MOST_GAIN = 4.0  # windows that one round counts at most, either way
@@ -42,6 +42,8 @@ PATIENCE = 1.0  # windows that its last tries may have lost
 LOSING = -0.05  # windows of a try in the long run; one that gains a little is below 0 now and then
 PAUSE, MOST_PAUSE = 16, 512  # rounds
 GUESSED_SLOPE = 0.5  # of a single window's time for each further row, until it was measured
+SETTLING = 4  # times of a size, or of a guess, of which the shortest counts
+MOST_STALL, MOST_LONGER = 4.0, 1.5  # times its mean that a time counts at most: of one row, of what takes turns with it
 UNTRIED = 2.5  # the first window of a size takes up to so many times what later ones do
 _RARE, _FAST, _GAIN, _SLOW = 1 / 4, 1 / 8, 1 / 16, 1 / 32  # weights of the newest in running means
 _DRIFT = 1 / 64  # of what was not tried
@@ -95,14 +97,11 @@ class Beliefs:
     def window_ns(self, rows: int) -> float:
         """Time of a window of that many rows: measured, or along the line from one row through one that was."""
         single, known = self.windows_ns[0].value, self.windows_ns[rows - 1]
-        if rows == 1 or known.count > 1:
-            return max(known.value, single)
-        others = [t for t, mean in enumerate(self.windows_ns[1:], 2) if mean.count > 1]
-        slope = GUESSED_SLOPE * single
-        if others:  # the longest shorter one, else the shortest longer one
-            nearest = max((t for t in others if t < rows), default=min(others))
-            slope = max(0.0, self.windows_ns[nearest - 1].value - single) / (nearest - 1)
-        line = single + slope * (rows - 1)
+        if rows == 1:
+            return single
+        if known.count > 1:  # no row makes a window shorter: where it seems so, the shorter one's time is an old one
+            return max(single, min(mean.value for mean in self.windows_ns[rows - 1 :] if mean.count > 1))
+        line = _line(self.windows_ns, rows)
         return max(single, min(known.value, line)) if known.count else line  # of a first one's time some was no row's
 
     def guesses_ns(self, count: int, *, at_once: bool) -> float:
@@ -121,6 +120,17 @@ class Beliefs:
         """Tokens per ns that the lane reaches, at least one per window of one row."""
         reached = self.tokens.value / self.round_ns.value if self.round_ns.value else 0.0
         return max(reached, 1 / max(self.windows_ns[0].value, 1.0))
+
+
+def _line(windows_ns: Sequence[Mean], rows: int) -> float:
+    """The time of so many rows by that of others: of the longest shorter window, else of the shortest longer one."""
+    single = windows_ns[0].value
+    others = [t for t, mean in enumerate(windows_ns[1:], 2) if mean.count > 1 and t != rows]
+    slope = GUESSED_SLOPE * single
+    if others:
+        nearest = max((t for t in others if t < rows), default=min(others))
+        slope = max(0.0, windows_ns[nearest - 1].value - single) / (nearest - 1)
+    return single + slope * (rows - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +239,9 @@ def _reach(beliefs: Beliefs, source: Source, sure: Sequence[float]) -> float:
 def may_wait(beliefs: Beliefs, done: Round) -> bool:
     """Whether the next round may be decided before this one is learnt: until then the account is thought to hold no
     more than it does, nobody is asked who would pause, and no single row is due."""
-    if not done.proposal.asked or beliefs.since_single + 1 >= SINGLE_EVERY:
+    if not done.proposal.asked:
+        return beliefs.since_single < SINGLE_EVERY
+    if beliefs.since_single + 1 >= SINGLE_EVERY:
         return False
     return _gain(beliefs.windows_ns[0], done) >= 0.0 and beliefs.trust[done.proposal.source].gain.value >= 0.0
 
@@ -251,6 +263,10 @@ def learn(beliefs: Beliefs, done: Round) -> Beliefs:
     weight = _RARE if rows == 1 and beliefs.since_single else _FAST
     first = rows > 1 and not windows[rows - 1].count
     windows[rows - 1] = _timed(windows[rows - 1], done.window_ns, weight, settles=rows > 1)
+    # Nobody times a size that is thought too long to be worth it: slowly it is taken to lie on the line, and tried.
+    for t, mean in enumerate(windows[1:], 2):
+        if t != rows and mean.count > 1 and mean.value > (line := _line(windows, t)):
+            windows[t - 1] = Mean(mean.value + (line - mean.value) * _DRIFT, mean.count)
     known, gain = windows[0].count >= SINGLES, _gain(windows[0], done)
     trust = {
         source: replace(each, pause=each.pause - 1) if each.pause else each for source, each in beliefs.trust.items()
@@ -276,12 +292,16 @@ def learn(beliefs: Beliefs, done: Round) -> Beliefs:
 
 
 def _timed(mean: Mean, sample_ns: float, weight: float = _FAST, *, settles: bool = False) -> Mean:
-    """A time: a stall of the machine moves the mean no further than four times its value. `settles`: a first time may
-    be long, and a shorter second one takes its place."""
-    limit = 4 * mean.value if mean.count else sample_ns
-    if settles and mean.count == 1 and sample_ns < mean.value:
-        return Mean(sample_ns, 2)
-    return mean.with_value(min(sample_ns, limit), weight)
+    """A time: a stall of the machine moves the mean no further than MOST_STALL times its value. `settles`: first times
+    may be long; a shorter one takes their place, and a longer one counts little."""
+    if not mean.count:
+        return Mean(float(sample_ns), 1)
+    if not settles:
+        return mean.with_value(min(sample_ns, MOST_STALL * mean.value), weight)
+    if mean.count < SETTLING and sample_ns < mean.value:
+        return Mean(float(sample_ns), mean.count + 1)
+    value = mean.value + (min(sample_ns, MOST_LONGER * mean.value) - mean.value) * weight
+    return Mean(value, mean.count + 1)
 
 
 def _judged(trust: Trust, done: Round, gain: float | None) -> Trust:
