@@ -32,7 +32,8 @@ from bench.own_lane import Answered, OwnLane
 from bench.synthetic.walk import Walk
 from lanes.counters import Counters
 from lanes.drafts.drafter import LayerGuess
-from lanes.drafts.policy import LEVELS, MOST_SPARE, Beliefs, Mean
+from lanes.drafts.policy import LEVELS, MOST_SPARE, Beliefs
+from lanes.drafts.times import Mean
 from lanes.limits import MAX_DRAFTS, MAX_WINDOW_TOKENS
 from lanes.runner import Likeliest
 from lanes.window import Meanwhile, nothing
@@ -229,7 +230,7 @@ class Fixed(Mean):
 
     __slots__ = ()
 
-    def with_value(self, value: float, weight: float) -> Mean:
+    def moved(self, value: float, weight: float) -> Mean:
         """Itself."""
         return self
 

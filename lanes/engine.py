@@ -24,7 +24,7 @@ import structlog
 from lanes import limits
 from lanes.counters import Counters
 from lanes.drafts.drafter import Drafter
-from lanes.drafts.policy import Mean
+from lanes.drafts.times import Mean
 from lanes.errors import Busy, Draining, EngineFailed, LaneError
 from lanes.generation import Generation
 from lanes.grammar import Grammars

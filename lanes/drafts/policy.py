@@ -1,14 +1,15 @@
 """How many drafts a round may carry: a pure function of what earlier rounds cost and brought. No clock, no model.
 
 A window of T rows costs more than one of one row, and brings 1 token and as many drafts as were right. Both are
-measured, never assumed; what the first window of a size took is what it fetched that nobody had used before, and counts
-for the account alone:
+measured, never assumed; what is believed of times that nobody has seen of late is in `times`. What the first window of
+a size took is what it fetched that nobody had used before, and tells nothing of a proposer:
 
     worth of a draft     P(it and all before it are right), from how often drafts of its kind were, against
                          λ · (time of T + 1 rows − time of T rows), λ being the tokens per time that the lane reaches
     guesses at once      as many as bring most by that, of what the layer usually is how sure of, after λ · their time
     gain of a try        tokens − time / time of a single row: what the round brought beyond going one by one. A
-                         proposer whose gains are losses on average pauses, twice as long each time, then is tried again
+                         proposer whose tries lose PATIENCE at once, or LOSING each in the long run, pauses, each time
+                         twice as long, then is tried again
     the account          every round pays ALLOWED of a single window in, and its gain, losses too; a try that could
                          cost more than the account holds is not made. More drafts than were ever tried could cost
                          UNTRIED times as much as it seems, unless as many as were tried have been right
@@ -28,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from lanes.drafts.proposal import SOURCES, Proposal, Source
+from lanes.drafts.times import FAST, UNKNOWN, Mean, hoped, line, looked_at, timed
 from lanes.limits import MAX_DRAFTS, MAX_WINDOW_TOKENS
 
 ALLOWED = 0.02  # windows of one row that a round may cost more, in the long run
@@ -41,25 +43,9 @@ TRIES = 4  # of a proposer before it is judged
 PATIENCE = 1.0  # windows that its last tries may have lost
 LOSING = -0.05  # windows of a try in the long run; one that gains a little is below 0 now and then
 PAUSE, MOST_PAUSE = 16, 512  # rounds
-GUESSED_SLOPE = 0.5  # of a single window's time for each further row, until it was measured
-SETTLING = 4  # times of a size, or of a guess, of which the shortest counts
-MOST_STALL, MOST_LONGER = 4.0, 1.5  # times its mean that a time counts at most: of one row, of what takes turns with it
 UNTRIED = 2.5  # the first window of a size takes up to so many times what later ones do
-_RARE, _FAST, _GAIN, _SLOW = 1 / 4, 1 / 8, 1 / 16, 1 / 32  # weights of the newest in running means
+_RARE, _GAIN, _SLOW = 1 / 4, 1 / 16, 1 / 32  # weights of the newest in running means
 _DRIFT = 1 / 64  # of what was not tried
-
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """A running mean; the first values count alike."""
-
-    value: float = 0.0
-    count: int = 0
-
-    def with_value(self, value: float, weight: float) -> Mean:
-        """One more."""
-        count = self.count + 1
-        return Mean(self.value + (value - self.value) * max(weight, 1 / count), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +53,7 @@ class Trust:
     """What is known of one proposer."""
 
     right: tuple[tuple[float, ...], ...]  # [place of the draft][level]: share of drafts that were right
-    gain: Mean = Mean()  # windows of one row, by try
+    gain: Mean = UNKNOWN  # windows of one row, by try
     pause: int = 0  # rounds until it is tried again
     next_pause: int = PAUSE
     seen: tuple[tuple[float, ...], ...] = ((0.0,) * LEVELS,) * MAX_DRAFTS  # guesses at once of late, wanted or not
@@ -85,24 +71,27 @@ def _fresh() -> dict[Source, Trust]:
 class Beliefs:
     """Everything a lane has learnt about drafts; times in ns."""
 
-    windows_ns: tuple[Mean, ...] = (Mean(),) * MAX_WINDOW_TOKENS  # by T - 1
-    guess_ns: Mean = Mean()  # of one guess of the draft layer, however it was asked for
-    calls_ns: tuple[Mean, ...] = (Mean(),) * MAX_DRAFTS  # of so many guesses at once, less 1
-    tokens: Mean = Mean()  # of a round
-    round_ns: Mean = Mean()
+    windows_ns: tuple[Mean, ...] = (UNKNOWN,) * MAX_WINDOW_TOKENS  # by T - 1, as measured
+    hoped_ns: tuple[float, ...] = (0.0,) * MAX_WINDOW_TOKENS  # by how much each is believed to be shorter by now
+    guess_ns: Mean = UNKNOWN  # of one guess of the draft layer, however it was asked for
+    calls_ns: tuple[Mean, ...] = (UNKNOWN,) * MAX_DRAFTS  # of so many guesses at once, less 1
+    tokens: Mean = UNKNOWN  # of a round
+    round_ns: Mean = UNKNOWN
     trust: dict[Source, Trust] = field(default_factory=_fresh)
     spare: float = FIRST  # the account: windows of one row
     since_single: int = 0
 
     def window_ns(self, rows: int) -> float:
-        """Time of a window of that many rows: measured, or along the line from one row through one that was."""
+        """Time of a window of that many rows: measured less what is hoped, or along the line from one row through one
+        that was."""
         single, known = self.windows_ns[0].value, self.windows_ns[rows - 1]
         if rows == 1:
             return single
         if known.count > 1:  # no row makes a window shorter: where it seems so, the shorter one's time is an old one
-            return max(single, min(mean.value for mean in self.windows_ns[rows - 1 :] if mean.count > 1))
-        line = _line(self.windows_ns, rows)
-        return max(single, min(known.value, line)) if known.count else line  # of a first one's time some was no row's
+            longer = zip(self.windows_ns[rows - 1 :], self.hoped_ns[rows - 1 :], strict=True)
+            return max(single, min(mean.value - less_ns for mean, less_ns in longer if mean.count > 1))
+        on_line = line(self.windows_ns, rows)  # of a first one's time some was no row's
+        return max(single, min(known.value, on_line)) if known.count else on_line
 
     def guesses_ns(self, count: int, *, at_once: bool) -> float:
         """Time of so many guesses, by one call or one by one."""
@@ -120,17 +109,6 @@ class Beliefs:
         """Tokens per ns that the lane reaches, at least one per window of one row."""
         reached = self.tokens.value / self.round_ns.value if self.round_ns.value else 0.0
         return max(reached, 1 / max(self.windows_ns[0].value, 1.0))
-
-
-def _line(windows_ns: Sequence[Mean], rows: int) -> float:
-    """The time of so many rows by that of others: of the longest shorter window, else of the shortest longer one."""
-    single = windows_ns[0].value
-    others = [t for t, mean in enumerate(windows_ns[1:], 2) if mean.count > 1 and t != rows]
-    slope = GUESSED_SLOPE * single
-    if others:
-        nearest = max((t for t in others if t < rows), default=min(others))
-        slope = max(0.0, windows_ns[nearest - 1].value - single) / (nearest - 1)
-    return single + slope * (rows - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,13 +238,10 @@ def learn(beliefs: Beliefs, done: Round) -> Beliefs:
     tokens, spent_ns = 1 + done.right, done.draft_ns + done.window_ns
     windows = list(beliefs.windows_ns)
     # Between drafts single rows are rare: each one counts for more, so that a machine that gets faster is noticed.
-    weight = _RARE if rows == 1 and beliefs.since_single else _FAST
+    weight = _RARE if rows == 1 and beliefs.since_single else FAST
     first = rows > 1 and not windows[rows - 1].count
-    windows[rows - 1] = _timed(windows[rows - 1], done.window_ns, weight, settles=rows > 1)
-    # Nobody times a size that is thought too long to be worth it: slowly it is taken to lie on the line, and tried.
-    for t, mean in enumerate(windows[1:], 2):
-        if t != rows and mean.count > 1 and mean.value > (line := _line(windows, t)):
-            windows[t - 1] = Mean(mean.value + (line - mean.value) * _DRIFT, mean.count)
+    before = looked_at(windows[rows - 1], beliefs.hoped_ns[rows - 1], done.window_ns)
+    windows[rows - 1] = timed(before, done.window_ns, weight, settles=rows > 1)
     known, gain = windows[0].count >= SINGLES, _gain(windows[0], done)
     trust = {
         source: replace(each, pause=each.pause - 1) if each.pause else each for source, each in beliefs.trust.items()
@@ -275,33 +250,21 @@ def learn(beliefs: Beliefs, done: Round) -> Beliefs:
         trust[proposal.source] = _judged(trust[proposal.source], done, None if first else gain)
     guess_ns, calls_ns, guessed = beliefs.guess_ns, beliefs.calls_ns, done.guessed
     if guessed.count:
-        guess_ns = _timed(guess_ns, done.draft_ns // guessed.count, settles=True)
+        guess_ns = timed(guess_ns, done.draft_ns // guessed.count, settles=True)
     if guessed.count and guessed.at_once:
         at = guessed.count - 1
-        calls_ns = (*calls_ns[:at], _timed(calls_ns[at], done.draft_ns, settles=True), *calls_ns[at + 1 :])
+        calls_ns = (*calls_ns[:at], timed(calls_ns[at], done.draft_ns, settles=True), *calls_ns[at + 1 :])
     return Beliefs(
         windows_ns=tuple(windows),
+        hoped_ns=hoped(windows, beliefs.hoped_ns, rows),
         guess_ns=guess_ns,
         calls_ns=calls_ns,
         tokens=beliefs.tokens.with_value(tokens, _SLOW),
-        round_ns=_timed(beliefs.round_ns, spent_ns, _SLOW),
+        round_ns=timed(beliefs.round_ns, spent_ns, _SLOW),
         trust=trust,
         spare=min(MOST_SPARE, beliefs.spare + (ALLOWED if known else 0.0) + gain),
         since_single=0 if rows == 1 else beliefs.since_single + 1,
     )
-
-
-def _timed(mean: Mean, sample_ns: float, weight: float = _FAST, *, settles: bool = False) -> Mean:
-    """A time: a stall of the machine moves the mean no further than MOST_STALL times its value. `settles`: first times
-    may be long; a shorter one takes their place, and a longer one counts little."""
-    if not mean.count:
-        return Mean(float(sample_ns), 1)
-    if not settles:
-        return mean.with_value(min(sample_ns, MOST_STALL * mean.value), weight)
-    if mean.count < SETTLING and sample_ns < mean.value:
-        return Mean(float(sample_ns), mean.count + 1)
-    value = mean.value + (min(sample_ns, MOST_LONGER * mean.value) - mean.value) * weight
-    return Mean(value, mean.count + 1)
 
 
 def _judged(trust: Trust, done: Round, gain: float | None) -> Trust:

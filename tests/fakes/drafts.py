@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from lanes.drafts.drafter import Drafter, Drafting
-from lanes.drafts.policy import LEVELS, Beliefs, Mean
+from lanes.drafts.policy import LEVELS, Beliefs
 from lanes.drafts.proposal import NOTHING, Proposal
+from lanes.drafts.times import Mean
 from lanes.request import Request
 
 Script = Callable[[int, int], Sequence[int]]  # (place of the first draft, most) to ids

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from lanes.drafts import policy
 from lanes.drafts.drafter import Drafter
-from lanes.drafts.policy import Beliefs, Guessed, Mean, Round, learn, level, may_try
+from lanes.drafts.policy import Beliefs, Guessed, Round, learn, level, may_try
 from lanes.drafts.proposal import NOTHING, Proposal
+from lanes.drafts.times import Mean
 from lanes.limits import MAX_DRAFTS, MAX_WINDOW_TOKENS
 from lanes.request import Request
 from lanes.runner import Likeliest
@@ -211,6 +212,19 @@ def test_sizes_whose_first_times_were_long_are_tried_again():
         spent, sent = lane.run(500)
         gains.append(sent / spent)
     assert sum(gains) / len(gains) > 1.2, gains
+
+
+@pytest.mark.parametrize(("windows", "share", "gain"), [  # a perfect policy: 1.52, 1.652, 2.344
+    ((1.0, 1.2, 2.2, 3.2), 0.9, 1.46), ((1.0, 1.1, 2.0, 2.1), 0.9, 1.58), ((1.0, 1.1, 1.2, 2.0), 1.0, 2.25),
+])  # fmt: skip
+def test_a_size_that_is_truly_long_is_tried_now_and_then_only(windows, share, gain):
+    gains = []
+    for seed in range(6):
+        lane = Lane(windows, 0.05, confident, lambda _: share, seed, noise=0.03, chains=0.03, first=2.2)
+        lane.run(500)
+        spent, sent = lane.run(2000)
+        gains.append(sent / spent)
+    assert sum(gains) / len(gains) > gain, gains
 
 
 def test_a_longer_window_that_was_shorter_tells_of_a_shorter_one():
