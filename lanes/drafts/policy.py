@@ -291,6 +291,6 @@ def _judged(trust: Trust, done: Round, gain: float | None) -> Trust:
         # What comes after the pause may be another kind of text: half of what was learnt is forgotten.
         eased = tuple(tuple((a + b) / 2 for a, b in zip(row, PRIOR, strict=True)) for row in right)
         next_pause = min(MOST_PAUSE, 2 * trust.next_pause)
-        return Trust(eased, Mean(), trust.next_pause, next_pause, tuple(seen), most_right)
+        return Trust(eased, UNKNOWN, trust.next_pause, next_pause, tuple(seen), most_right)
     next_pause = PAUSE if mean.count > 4 * TRIES else trust.next_pause
     return Trust(tuple(right), mean, 0, next_pause, tuple(seen), most_right)

@@ -28,14 +28,14 @@ struct rows_table {
 };
 
 struct rows_counters {
-  uint64_t asked;         // rows that rows_get was asked for
+  uint64_t asked;         // rows that rows_get and rows_take were asked for
   uint64_t hits;          // of these, in memory because they had been asked for before
   uint64_t ahead;         // of these, in memory because they were prefetched; the rest was waited for
   uint64_t prefetched;    // reads begun by rows_prefetch
   uint64_t dropped;       // ids that rows_prefetch passed over because too many rows were ahead
   uint64_t reads;         // pages read
   uint64_t read_bytes;
-  uint64_t wait_ns;       // that rows_get slept
+  uint64_t wait_ns;       // that they slept
   uint64_t capacity_rows;
   uint64_t cached_rows;
   uint64_t in_flight;     // reads begun or queued and not finished
