@@ -29,6 +29,7 @@ from bench.result import frame, write
 from bench.synthetic.__main__ import described
 from bench.synthetic.pack import SEED, Synthetic, made
 from bench.synthetic.shape import SHAPES
+from lanes.config import parse_bytes
 from lanes.limits import MAX_DRAFTS
 from shared_experts.owner import run_directory
 
@@ -183,13 +184,6 @@ def measured(synthetic: Synthetic, folder: Path, chosen: argparse.Namespace, job
         "handshake": shaken, "gpu": kernels, "drafted": drafted, "dense_bytes_per_step": dense_bytes,
         "cores": looks[0]["cores"] if looks else None, "failed": jobs.failed,
     }  # fmt: skip
-
-
-def parse_bytes(text: str) -> int:
-    """A size as lanes read it."""
-    from lanes.config import parse_bytes as parsed
-
-    return parsed(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,8 @@
 """Tokens of one answer on their way from their draw to its reader.
 
-A token is handed over beside the window that it starts, not before it: waking the reader, and the reader's thread, cost
-time in which the device would have nothing to do. What a reader sees is the same tokens in the same order.
+A token is handed over beside the window that it starts, or beside the guesses for it, not before: waking the reader,
+and the reader's thread, cost time in which the device would have nothing to do. What a reader sees is the same tokens
+in the same order.
 
 Not here: drawing (answer), the reader's queue (outbox). Invariant: what waits here finds room in the outbox, so `send`
 never waits; who must wait for the reader does so in `add`, before the next window.

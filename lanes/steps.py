@@ -2,9 +2,9 @@
 
     resume ──▶ chunk ─yield─▶ chunk ─yield─▶ … ──▶ draw ─yield─▶ window (send), draw ─yield─▶ … ──▶ send, end
 
-What was drawn is sent beside the window that it starts, or at once where another generation waits for its turn, and
-what the last drafts cost and brought is learnt then, too. At
-every `yield` the lane is at a safe point: the generation's state is whole, and a window of another sequence may run.
+What was drawn is sent beside the window that it starts or the guesses before that, or at once where another generation
+waits for its turn; what the last drafts cost and brought is learnt then, too. At every `yield` the lane is at a safe
+point: the generation's state is whole, and a window of another sequence may run.
 
 Not here: threads, whose step is next, how an end is told (engine). Invariant: whoever closes the steps at a
 `yield`, or takes them to their end, has left no state open.

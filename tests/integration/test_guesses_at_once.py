@@ -126,6 +126,7 @@ def test_what_was_said_while_the_window_ran_is_what_the_guess_would_say(pack, mo
     assert guessed(14, 1) == [5, 14]
     lane.model.erase()
     assert guessing_._told == (-1, [])
+    assert guessing_._ids is lane.model._context is None, "nobody holds what a sequence has given up"
 
 
 def test_all_passes_are_there_for_graphs():

@@ -139,6 +139,7 @@ class Guessing:
     def erase(self) -> None:
         """Zeroes what is kept of the last guess."""
         self.forget()
+        self._ids = None  # the sequence's own are its own to zero
         self._erase_pass()
 
     def _erase_pass(self) -> None:

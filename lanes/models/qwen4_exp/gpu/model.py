@@ -147,6 +147,7 @@ class GpuQwen4Exp:
         """Zeroes what is kept of the last window's rows; the state that lies in the seat stays."""
         if (occupant := self.seat.occupant) is not None:
             self.settle(occupant)
+        self._context = None  # the sequence's own are its own to zero
         self._inner.erase()
         self._window.erase()
         self._saying.erase()
