@@ -88,8 +88,11 @@ class Beliefs:
         if rows == 1:
             return single
         if known.count > 1:  # no row makes a window shorter: where it seems so, the shorter one's time is an old one
-            longer = zip(self.windows_ns[rows - 1 :], self.hoped_ns[rows - 1 :], strict=True)
-            return max(single, min(mean.value - less_ns for mean, less_ns in longer if mean.count > 1))
+            found = known.value - self.hoped_ns[rows - 1]
+            for t in range(rows, len(self.windows_ns)):  # faster than a generator: the device waits
+                if (longer := self.windows_ns[t]).count > 1:
+                    found = min(found, longer.value - self.hoped_ns[t])
+            return max(single, found)
         on_line = line(self.windows_ns, rows)  # of a first one's time some was no row's
         return max(single, min(known.value, on_line)) if known.count else on_line
 
