@@ -158,28 +158,28 @@ class Steps:
         answer = Answer(generation.request, logits.shape[1], grammar)
         drafting = self._drafter.begin(generation.request)
         sending = Sending(generation, self._counters, self._publish)
+
+        def catch_up() -> None:
+            sending.send()
+            drafting.settle()
+
         try:
             emitted = self._emit(generation, answer, drafting, sending, logits, ())
             while not emitted.reason:
                 if not self.alone:  # another's step comes before the window
-                    sending.send()
-                    drafting.settle()
+                    catch_up()
                 yield
-                emitted = self._round(generation, slot, answer, drafting, sending)
+                emitted = self._round(generation, slot, answer, drafting, sending, catch_up)
         finally:
-            sending.send()
-            drafting.settle()
+            catch_up()
         return Outcome(emitted.reason, emitted.error)
 
     def _round(
-        self, generation: Generation, slot: int, answer: Answer, drafting: Drafting, sending: Sending
-    ) -> Emitted:
-        """One decode window: the last token and drafts go in, the state moves by the rows that were right."""
-
-        def beside() -> None:
-            sending.send()
-            drafting.settle()
-
+        self, generation: Generation, slot: int, answer: Answer, drafting: Drafting, sending: Sending,
+        catch_up: Meanwhile,
+    ) -> Emitted:  # fmt: skip
+        """One decode window: the last token and drafts go in, the state moves by the rows that were right. Beside it
+        the round before is caught up with."""
         clock = self._drafter.clock  # what drafts cost and bring is told by one clock
         began_ns = clock()
         place = answer.position - 1  # of the last token, which is not in the state yet
@@ -188,7 +188,7 @@ class Steps:
         rows, trial = [answer.last, *proposal.ids], bool(proposal.ids)
         asked_ns = clock()
         window = Window.of_sequence(rows, place, slot, logits="all", trial=trial, best=answer.greedy)
-        logits = self._step("decode", window, generation, beside)
+        logits = self._step("decode", window, generation, catch_up)
         if logits is None:
             return Emitted("cancelled")
         window_ns = clock() - asked_ns

@@ -1,6 +1,7 @@
 """What all tests share. Triton decides when it is first imported whether kernels are compiled or interpreted."""
 
 import contextlib
+import errno
 import functools
 import os
 from pathlib import Path
@@ -56,3 +57,16 @@ def unwritten(monkeypatch):
 
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, filled(getattr(owner, name)))
+
+
+@pytest.fixture
+def refuse_direct(monkeypatch):
+    """A call, after which no file opens for direct reads any more."""
+    true_open = os.open
+
+    def opened(name, flags, *rest):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return true_open(name, flags, *rest)
+
+    return lambda: monkeypatch.setattr(os, "open", opened)

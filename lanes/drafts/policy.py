@@ -96,6 +96,10 @@ class Beliefs:
         on_line = line(self.windows_ns, rows)  # of a first one's time some was no row's
         return max(single, min(known.value, on_line)) if known.count else on_line
 
+    def draft_ns(self, number: int) -> float:
+        """By how much the last of so many drafts makes a window longer."""
+        return self.window_ns(1 + number) - self.window_ns(number)
+
     def guesses_ns(self, count: int, *, at_once: bool) -> float:
         """Time of so many guesses, by one call or one by one."""
         if not at_once:
@@ -159,8 +163,7 @@ def may_try(beliefs: Beliefs, source: Source, most: int, *, at_once: bool = Fals
 
 def worth(beliefs: Beliefs, source: Source, sure: Sequence[float]) -> bool:
     """Whether the last of these drafts deserves its row, given the ones before it."""
-    more_ns = beliefs.window_ns(1 + len(sure)) - beliefs.window_ns(len(sure))
-    return _reach(beliefs, source, sure) >= beliefs.rate() * more_ns
+    return _reach(beliefs, source, sure) >= beliefs.rate() * beliefs.draft_ns(len(sure))
 
 
 def worthy(beliefs: Beliefs, source: Source, sure: Sequence[float]) -> int:
@@ -168,7 +171,7 @@ def worthy(beliefs: Beliefs, source: Source, sure: Sequence[float]) -> int:
     rate, reach, right = beliefs.rate(), 1.0, beliefs.trust[source].right
     for place, each in enumerate(sure):
         reach *= right[place][level(each)]
-        if reach < rate * (beliefs.window_ns(2 + place) - beliefs.window_ns(1 + place)):
+        if reach < rate * beliefs.draft_ns(1 + place):
             return place
     return len(sure)
 
@@ -179,7 +182,7 @@ def worth_guessing(beliefs: Beliefs, sure: Sequence[float]) -> bool:
     if place == 0 and trust.gain.count < TRIES:
         return True  # it is being tried, and the account can bear it
     right = trust.right[place]
-    more_ns = beliefs.window_ns(2 + place) - beliefs.window_ns(1 + place) + beliefs.guess_ns.value
+    more_ns = beliefs.draft_ns(1 + place) + beliefs.guess_ns.value
     next_right = right[level(sure[-1])] if sure else max(right)
     return _reach(beliefs, "layer", sure) * next_right >= beliefs.rate() * more_ns
 
@@ -194,7 +197,7 @@ def guesses_at_once(beliefs: Beliefs, most: int) -> int:
     for place in range(most):
         # Where no guess was ever seen they are taken to be as sure as those before them.
         seen = trust.seen[place] if any(trust.seen[place]) else seen
-        cost = rate * (beliefs.window_ns(2 + place) - beliefs.window_ns(1 + place))
+        cost = rate * beliefs.draft_ns(1 + place)
         wanted, hit = 0.0, 0.0
         for share, right in zip(seen, trust.right[place], strict=True):
             if reach * right >= cost:

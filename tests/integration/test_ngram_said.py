@@ -1,6 +1,5 @@
 """What a decode window of a GPU lane is told of its n-gram layers: the layers' own rows and counts, by native calls."""
 
-import errno
 import itertools
 import os
 
@@ -56,23 +55,12 @@ def windows(model):
         yield ids[:-rows], ids[-rows:]
 
 
-def refuse_direct(monkeypatch):
-    true_open = os.open
-
-    def opened(name, flags, *rest):
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return true_open(name, flags, *rest)
-
-    monkeypatch.setattr(os, "open", opened)
-
-
 @pytest.mark.parametrize("mode", ["direct", "buffered"])
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("native", [True, False], ids=["native", "arrays"])
-def test_rows_and_counts_are_the_layers_own(pack, monkeypatch, mode, cache_bytes, native):
+def test_rows_and_counts_are_the_layers_own(pack, monkeypatch, refuse_direct, mode, cache_bytes, native):
     if mode == "buffered":
-        refuse_direct(monkeypatch)
+        refuse_direct()
     if not native:
 
         def missing():

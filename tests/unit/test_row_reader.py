@@ -283,17 +283,9 @@ def test_direct_where_the_file_system_takes_it(simple):
         assert (reader.mode == "direct") == any(flags(fd) & os.O_DIRECT for fd in files)
 
 
-def test_buffered_where_it_is_refused_at_open(simple, monkeypatch):
-    descriptor, info, path = simple
-    true_open = os.open
-
-    def refuse(name, flags, *rest):
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return true_open(name, flags, *rest)
-
-    monkeypatch.setattr(os, "open", refuse)
-    check_buffered(descriptor, info, path)
+def test_buffered_where_it_is_refused_at_open(simple, refuse_direct):
+    refuse_direct()
+    check_buffered(*simple)
 
 
 def test_buffered_where_it_is_refused_at_the_first_read(simple, monkeypatch):
